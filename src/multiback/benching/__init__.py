@@ -1,0 +1,1 @@
+"""Problems, questions and the runner behind `multiback bench`."""

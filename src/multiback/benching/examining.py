@@ -1,0 +1,258 @@
+"""Everything about a way but its time: are its gradients right, what memory and work does it take."""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import msgspec
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from multiback import graph
+from multiback.benching.agreement import difference_between, factor_between, tolerance_for
+from multiback.benching.bound import Bound
+from multiback.benching.protocol import Act, Examine, Examined, Source
+from multiback.benching.questions import reference_of
+from multiback.benching.targets import first_line
+from multiback.benching.ways import Calls, Way, way_of
+from multiback.errors import ProblemError
+from multiback.measure import clock, memory
+from multiback.records import Growth, GrowthStep, ProblemFacts, WayFacts
+
+_WALKED_TRAVERSALS = 4  # of one run; more would say the same and cost a walk each
+_USER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError)
+
+
+class Examiner:
+    """Examines the acts of a job; every question's reference gradient is computed once."""
+
+    def __init__(self, bound: Bound, job: Examine) -> None:
+        self._bound = bound
+        self._job = job
+        self._references: dict[str, list[Tensor]] = {}
+        self._prices: list[tuple[Act, float]] = []
+        self._ways: list[WayFacts] = []
+        self._growth_steps: list[GrowthStep] = []
+        self._carried: list[str] = []
+
+    def run(
+        self, problem: ProblemFacts, source: Source, build_seconds: float, report: Callable[[str], None]
+    ) -> Examined:
+        """Examine every act; `report` is told which one comes next."""
+        # both set themselves up at first use, which must not fall into a figure
+        fault = "" if self._bound.device.startswith("cuda") else memory.self_test()
+        with FlopCounterMode(display=False):
+            torch.ones(1).add(1)
+        gc.collect()
+        gc.freeze()  # the modules that this imported, so that later collections stay cheap
+        for act in self._job.acts:
+            report(f"{act.question}: {act.way}")
+            if act.question == "growth":
+                self._examine_growth(act)
+            elif act.question == "cold":
+                continue
+            else:
+                self._examine(act)
+        return Examined(
+            problem=problem,
+            source=source,
+            ways=self._ways,
+            prices=self._prices,
+            build_seconds=build_seconds,
+            growth=Growth(steps=self._growth_steps, carried=self._carried) if self._growth_steps else None,
+            memory_fault=fault,
+        )
+
+    # ---- one way ---------------------------------------------------------------------------
+
+    def _examine(self, act: Act) -> None:
+        way, reference = way_of(act.question, act.way), self._reference(act.question)
+        try:
+            facts, seconds = self._agreement(act, way, reference)
+        except _USER_ERRORS as error:
+            self._bound.end()
+            self._ways.append(_failed(act, error))
+            return
+        if seconds > self._job.dear_seconds:
+            facts = msgspec.structs.replace(facts, note=f"one run takes {seconds:.1f} s: bytes and FLOPs left out")
+        else:
+            facts, seconds = self._bytes(act, way, facts, seconds)
+            facts = msgspec.structs.replace(facts, flops=self._flops(act, way))
+        self._ways.append(facts)
+        self._prices.append((act, seconds))
+
+    def _reference(self, question: str) -> list[Tensor]:
+        """The gradients of the question's reference way after its first call."""
+        if question not in self._references:
+            with self._run(
+                way_of(question, reference_of(question)), Act(question, reference_of(question), "none")
+            ) as calls:
+                next(calls)()
+                self._references[question] = [gradient.clone() for gradient in self._bound.gradients()]
+        return self._references[question]
+
+    def _agreement(self, act: Act, way: Way, reference: list[Tensor]) -> tuple[WayFacts, float]:
+        """Compare gradients after every call; count nodes and saved bytes on the way."""
+        tolerance = tolerance_for(reference)
+        difference, factor = 0.0, None
+        state = torch.get_rng_state()
+        with self._run(way, act) as calls, _watched(self._bound) as seen:
+            start, compared = time.perf_counter(), 0.0
+            for index in range(1, way.num_calls + 1):
+                next(calls)()
+                begin = time.perf_counter()
+                multiple, found = way.multiple(act.grads, index), self._bound.gradients()
+                gap = difference_between(found, reference, multiple)
+                if gap > difference:
+                    difference = gap
+                    factor = factor_between(found, reference, tolerance) if gap > tolerance else None
+                compared += time.perf_counter() - begin
+            seconds = time.perf_counter() - start - compared
+            is_random = not torch.equal(torch.get_rng_state(), state)
+        comparable = difference <= tolerance
+        note = "" if not seen.hooked else "values behind saved-tensor hooks (checkpointing) are not counted"
+        if not comparable and is_random:
+            note = "every forward draws random numbers anew (dropout?): put the model in eval() to compare"
+        facts = WayFacts(
+            question=act.question,
+            way=act.way,
+            grads=act.grads,
+            comparable=comparable,
+            difference_from_reference=difference,
+            factor=factor,
+            saved_bytes=seen.saved_bytes,
+            nodes=seen.nodes,
+            note=note,
+        )
+        return facts, seconds
+
+    def _bytes(self, act: Act, way: Way, facts: WayFacts, seconds: float) -> tuple[WayFacts, float]:
+        """Two memory passes, which must agree to the byte, and for the reference a third by the system."""
+        passes: list[memory.Bytes] = []
+        collected = 0
+        for _ in range(2):
+            with clock.without_gc() as freed, self._run(way, act) as calls:
+                start = time.perf_counter()
+                passes.append(memory.live_bytes(lambda calls=calls: _call_all(calls, way), self._bound.device))
+                seconds = min(seconds, time.perf_counter() - start)
+            collected = freed[0]
+        note = facts.note
+        if passes[0].peak != passes[1].peak:
+            note = f"two memory passes disagree: peak {passes[0].peak} and {passes[1].peak} bytes"
+        high_water = None
+        if act.way == reference_of(act.question) and self._bound.device == "cpu":
+            with memory.pinned_allocator(), self._run(way, act) as calls:
+                high_water = memory.high_water_bytes(lambda: _call_all(calls, way))
+        facts = msgspec.structs.replace(
+            facts,
+            peak_bytes=passes[1].peak,
+            held_bytes=passes[1].held,
+            high_water_bytes=high_water,
+            collected=collected,
+            note=note,
+        )
+        return facts, seconds
+
+    def _flops(self, act: Act, way: Way) -> int | None:
+        """Floating-point operations of one run, forward included; None where torch cannot count them."""
+        try:
+            with FlopCounterMode(display=False) as counter, self._run(way, act) as calls:
+                _call_all(calls, way)
+        except Exception:
+            return None
+        return counter.get_total_flops()
+
+    @contextmanager
+    def _run(self, way: Way, act: Act) -> Iterator[Calls]:
+        """One run from the same state as every other, put back afterwards."""
+        self._bound.begin(act.grads)
+        self._bound.zero_grads()
+        calls = way.calls(self._bound, act.grads)
+        try:
+            yield calls
+        finally:
+            calls.close()
+            self._bound.end()
+
+    # ---- growth ----------------------------------------------------------------------------
+
+    def _examine_growth(self, act: Act) -> None:
+        """The graph of every step, and which carried tensors the next step's graph really reaches."""
+        way = way_of("growth", act.way)
+        seconds, proved, note = 0.0, dict[str, None](), ""
+        steps: list[GrowthStep] = []
+        with self._run(way, act) as calls:
+            try:
+                for step in range(1, way.num_calls + 1):
+                    before = [(name, tensor.grad_fn) for name, tensor in self._bound.carried()]
+                    with _watched(self._bound, candidates=before) as seen:
+                        start = time.perf_counter()
+                        next(calls)()
+                        seconds += time.perf_counter() - start
+                    proved.update(dict.fromkeys(seen.reached))
+                    steps.append(
+                        GrowthStep(way=act.way, step=step, nodes=seen.nodes or 0, saved_bytes=seen.saved_bytes or 0)
+                    )
+            except _USER_ERRORS as error:
+                note = f"stopped at step {len(steps) + 1}: {first_line(error)}"
+        self._carried.extend(name for name in proved if name not in self._carried)
+        self._growth_steps.extend(steps)
+        facts = WayFacts(question="growth", way=act.way, grads=act.grads, comparable=not note, note=note)
+        self._ways.append(facts)
+        if not note:
+            self._prices.append((act, seconds))
+
+
+@dataclass
+class _Seen:
+    """What the traversals of one run were about to walk."""
+
+    nodes: int | None = None
+    saved_bytes: int | None = None
+    hooked: bool = False
+    traversals: int = 0
+    reached: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def _watched(bound: Bound, candidates: list[tuple[str, Any]] | None = None) -> Iterator[_Seen]:
+    """Read the graph of every traversal just before the engine runs it.
+
+    The one place through which `Tensor.backward` and `autograd.grad` both enter the engine is
+    replaced for the duration; nothing else is touched, and the graph is not kept.
+    """
+    seen = _Seen()
+    engine = torch.autograd._engine_run_backward
+
+    def watch(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.traversals += 1
+        if seen.traversals <= _WALKED_TRAVERSALS:
+            facts = graph.read(outputs, parameters=bound.parameters, inputs=bound.inputs())
+            seen.nodes = max(seen.nodes or 0, facts.nodes)
+            seen.saved_bytes = max(seen.saved_bytes or 0, facts.saved_bytes)
+            seen.hooked |= bool(facts.unreadable)
+            if candidates:
+                nodes = set(graph.walk(graph.roots_of(outputs)))
+                seen.reached += [name for name, node in candidates if node in nodes]
+        return engine(outputs, *args, **kwargs)
+
+    with mock.patch.object(torch.autograd, "_engine_run_backward", watch):
+        yield seen
+
+
+def _call_all(calls: Calls, way: Way) -> None:
+    """Run every call of a way and stop short of its end, so that what it holds is still held."""
+    for _ in range(way.num_calls):
+        next(calls)()
+
+
+def _failed(act: Act, error: BaseException) -> WayFacts:
+    what = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {first_line(error)}"
+    return WayFacts(
+        question=act.question, way=act.way, grads=act.grads, comparable=False, note=f"does not run here: {what}"
+    )

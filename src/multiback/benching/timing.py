@@ -1,0 +1,122 @@
+"""Times acts inside one process: interleaved shuffled rounds, and the first calls of a fresh process."""
+
+import dataclasses
+import random
+from collections.abc import Callable
+
+import torch
+
+from multiback.benching.bound import Bound
+from multiback.benching.protocol import Act, Cold, Measure
+from multiback.benching.questions import COLD_CALLS, COLD_WARMUP_CALLS, THREAD_START
+from multiback.benching.ways import way_of
+from multiback.measure import clock
+from multiback.measure.statistics import levelled
+from multiback.measure.verdicts import CONTROL_SUFFIX
+from multiback.records import Phase, Samples
+
+Emit = Callable[[Samples], None]
+
+
+def measure(bound: Bound, job: Measure, emit: Emit) -> None:
+    """Warm up, then run the rounds of every question; `emit` gets the samples of each round.
+
+    In a round every act of the question runs once, in an order shuffled anew from the run's seed,
+    so that drift of the machine falls on all of them alike. Warm-up ends once times and page
+    faults of two successive rounds agree, or at the job's limit.
+    """
+    _ = bound.num_losses  # counted by a forward, which must not fall into a timed call
+    shuffle = random.Random(f"{job.source.seed}/{job.process}")
+    for question in dict.fromkeys(act.question for act in job.acts if act.question != "cold"):
+        acts = [(act, act.way) for act in job.acts if act.question == question]
+        if job.control is not None and job.control.question == question:
+            acts.append((job.control, job.control.way + CONTROL_SUFFIX))
+        _warm_up(bound, job, acts, shuffle, emit)
+        for number in range(job.rounds[question]):
+            emit(_round(bound, job.process, acts, "warm", number, shuffle))
+
+
+def _warm_up(bound: Bound, job: Measure, acts: list[tuple[Act, str]], shuffle: random.Random, emit: Emit) -> None:
+    fewest, most = job.warmup
+    previous: Samples | None = None
+    for number in range(most):
+        current = _round(bound, job.process, acts, "warmup", number, shuffle)
+        emit(current)
+        if previous is not None and number + 1 >= fewest:
+            before, after = _in_fixed_order(previous), _in_fixed_order(current)
+            if levelled([row[0] for row in before], [row[0] for row in after]) and levelled(
+                [row[1] + 100.0 for row in before], [row[1] + 100.0 for row in after]
+            ):
+                return
+        previous = current
+
+
+def _in_fixed_order(samples: Samples) -> list[tuple[float, float]]:
+    """Seconds and faults of a round's calls, in an order that does not depend on the shuffle."""
+    rows = sorted(
+        zip(samples.way, samples.grads, samples.call_index, samples.seconds, samples.minor_faults, strict=True)
+    )
+    return [(seconds, float(faults)) for *_, seconds, faults in rows]
+
+
+def _round(
+    bound: Bound, process: int, acts: list[tuple[Act, str]], phase: Phase, number: int, shuffle: random.Random
+) -> Samples:
+    samples = Samples()
+    for order, (act, name) in enumerate(shuffle.sample(acts, len(acts))):
+        way = way_of(act.question, act.way)
+        with clock.without_gc():
+            bound.begin(act.grads)
+            calls = way.calls(bound, act.grads)
+            for index in range(1, way.num_calls + 1):
+                figures = clock.time_call(next(calls), bound.device)
+                _append(samples, act, name, phase, (index, process, number, order), figures)
+            calls.close()
+            bound.end()
+    return samples
+
+
+def first_calls(bound: Bound, job: Cold, emit: Emit) -> None:
+    """Time forward and backward from the process's first call on; call 1 is `cold`, the last few `warm`."""
+    samples = Samples()
+    for index in range(1, COLD_CALLS + 1):
+        phase: Phase = "cold" if index == 1 else "warmup" if index <= 1 + COLD_WARMUP_CALLS else "warm"
+        with clock.without_gc():
+            bound.begin("none")
+            held = []
+            forward = clock.time_call(lambda: held.append(bound.total(bound.forward())), bound.device)  # noqa: B023
+            backward = clock.time_call(lambda: held[0].backward(), bound.device)  # noqa: B023
+            held.clear()
+            bound.end()
+        for order, (name, figures) in enumerate((("forward", forward), ("backward", backward))):
+            _append(samples, Act("cold", name, "none"), name, phase, (index, job.process, index - 1, order), figures)
+    emit(samples)
+
+
+def thread_start(process: int, emit: Emit) -> None:
+    """Time the process's first parallel operation, which starts the threads, and the same one again."""
+    samples = Samples()
+    values = torch.ones(1 << 18)
+    phases: tuple[Phase, ...] = ("cold", "warmup", "warm")
+    for index, phase in enumerate(phases, 1):
+        figures = clock.time_call(lambda: values.add_(1))
+        _append(samples, Act("cold", THREAD_START, "none"), THREAD_START, phase, (index, process, 0, 0), figures)
+    emit(samples)
+
+
+def _append(
+    samples: Samples, act: Act, name: str, phase: Phase, place: tuple[int, int, int, int], figures: clock.Figures
+) -> None:
+    """Add one call; `place` is (call index, process, round, order)."""
+    index, process, number, order = place
+    samples.append(
+        question=act.question,
+        way=name,
+        phase=phase,
+        grads=act.grads,
+        call_index=index,
+        process=process,
+        round=number,
+        order=order,
+        **dataclasses.asdict(figures),
+    )

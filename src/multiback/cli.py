@@ -1,0 +1,167 @@
+"""The command line: parse, call, render, exit."""
+
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from multiback._version import __version__
+from multiback.errors import MultibackError, OptionError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="multiback",
+    help="Measure what each way to back-propagate several losses costs on your own PyTorch model.",
+    epilog="Try `multiback bench --quick`, then `multiback bench FILE.py:FUNCTION`.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_EXAMPLES = """
+Measure what each way to back-propagate several losses costs, and say so with intervals.
+
+\b
+TARGET is one of
+  a preset              mlp (default), two-layer, slices, heads, transformer, recurrent
+  file.py:function      a function that returns multiback.Problem(model, data, losses)
+  package.module:function   the same from an importable module
+  a saved model's file  with --input 1x40 and, since loading a pickle runs code, --trust-pickle
+
+\b
+Examples
+  multiback bench                              the published net, under 130 s
+  multiback bench slices --quick               one backward per image, or all at once
+  multiback bench train.py:problem --json run.json
+  multiback bench net.pt --input 1x40 --trust-pickle
+  multiback bench train.py:problem --question combine --fail-if "combine:func1/multiback<1.5"
+
+Exit codes: 0 fine, 1 a --fail-if rule is true, 2 bad use or bad input, 3 a rule cannot be
+decided, 130 Ctrl-C (what was measured is kept with --json, marked partial).
+"""
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        typer.echo(f"multiback {__version__}")
+        raise typer.Exit
+
+
+@app.command(help=_EXAMPLES)
+def bench(
+    target: Annotated[str, typer.Argument(metavar="[TARGET]", show_default=True)] = "mlp",
+    list_names: Annotated[
+        bool, typer.Option("--list", help="List presets, questions and ways; measure nothing.")
+    ] = False,
+    question: Annotated[list[str] | None, typer.Option(help="Ask this question only; repeatable.")] = None,
+    way: Annotated[list[str] | None, typer.Option(help="Run this way only; repeatable.")] = None,
+    loss: Annotated[
+        list[str] | None, typer.Option(help="file.py:function, a loss (output, data) -> tensor; repeatable.")
+    ] = None,
+    num_losses: Annotated[int | None, typer.Option(help="K, for targets that take it.")] = None,
+    batch: Annotated[int | None, typer.Option(help="Rows of data, for targets that take it.")] = None,
+    input_shape: Annotated[str | None, typer.Option("--input", help="Shape of a saved model's input, as 1x40.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float32, float64, bfloat16, ... for model and data.")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, ...")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="Threads of torch; at most the cores there are.")] = None,
+    grads: Annotated[
+        str | None, typer.Option(help="none, accumulate or prealloc: what .grad holds before a run.")
+    ] = None,
+    processes: Annotated[int | None, typer.Option(help="Processes; intervals rest on their number.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Interleaved rounds in each process.")] = None,
+    budget: Annotated[float | None, typer.Option(help="Seconds to spend; 110, or 35 with --quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="35 s; at least 5 processes of 2 rounds.")] = False,
+    rigorous: Annotated[bool, typer.Option("--rigorous", help="20 processes of 30 rounds, however long.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
+    trust_pickle: Annotated[
+        bool, typer.Option("--trust-pickle", help="Load a pickled model, which runs its code.")
+    ] = False,
+    json: Annotated[str | None, typer.Option(metavar="FILE", help="Write the record; - for standard output.")] = None,
+    markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write the report as Markdown.")] = None,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="RULE",
+            help='Fail if "QUESTION:CANDIDATE/BASELINE<RATIO": seconds over seconds, judged by the interval; repeatable.',
+        ),
+    ] = None,
+    margin: Annotated[float, typer.Option(help="Percent below which a difference does not matter.")] = 5.0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite output files.")] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="Show no progress line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and what the target prints.")] = False,
+) -> None:
+    """Parse, then hand over; see the help text."""
+    from multiback.benching import command
+
+    if list_names:
+        typer.echo(command.listing())
+        return
+    arguments = command.BenchArguments(
+        target=target, questions=question, ways=way, losses=loss or [], num_losses=num_losses, batch=batch,
+        input_shape=input_shape, dtype=dtype, device=device, threads=threads, grads=grads, processes=processes,
+        rounds=rounds, budget=budget, quick=quick, rigorous=rigorous, seed=seed, trust_pickle=trust_pickle,
+        json=json, markdown=markdown, rules=fail_if or [], margin=margin, force=force,
+        progress=False if no_progress else None, debug=debug,
+    )  # fmt: skip
+    raise typer.Exit(_guarded(lambda: command.bench(arguments), debug=debug))
+
+
+@app.command()
+def show(
+    record: Annotated[str, typer.Argument(metavar="FILE", help="A record that --json wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the record, verdicts computed afresh, as JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Show a record again; every verdict is computed afresh from its samples. Imports no torch.
+
+    \b
+    Example
+      multiback show run.json
+    """
+
+    def run() -> int:
+        if json and markdown:
+            raise OptionError("--json, --markdown: show prints one form at a time; got both. Leave one out.")
+        from multiback.measure.verdicts import judge_again
+        from multiback.records import encode, load
+        from multiback.report import console
+        from multiback.report.markdown import render
+
+        found = judge_again(load(Path(record)))
+        if json:
+            sys.stdout.write(encode(found).decode())
+        elif markdown:
+            sys.stdout.write(render(found))
+        else:
+            console.render(found, console.make_console(sys.stdout))
+        return 0
+
+    raise typer.Exit(_guarded(run, debug=debug))
+
+
+def _guarded(run: Callable[[], int], *, debug: bool) -> int:
+    """The exit code of `run`; errors of ours become one sentence on standard error."""
+    try:
+        return run()
+    except MultibackError as error:
+        typer.echo(f"multiback: {error}", err=True)
+        if debug and error.details:
+            typer.echo(error.details, err=True)
+        if debug:
+            traceback.print_exc()
+        return error.exit_code
+    except KeyboardInterrupt:
+        typer.echo("multiback: interrupted before anything was measured; nothing was written.", err=True)
+        return INTERRUPTED
+
+
+def main() -> None:
+    """Entry point of the `multiback` command."""
+    app()

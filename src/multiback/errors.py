@@ -1,0 +1,58 @@
+"""Every error that multiback raises on purpose.
+
+::
+
+    MultibackError
+    ├── InputError            bad use or bad input: exit code 2
+    │   ├── OptionError       an option or argument breaks its rule
+    │   ├── TargetError       the target cannot be found, loaded or trusted
+    │   ├── ProblemError      the target loads, but its model, data or losses break a rule
+    │   ├── OutputError       an output file cannot be written
+    │   └── RecordError       a record cannot be read
+    └── WorkerError           a measuring process ended without an answer
+
+Messages are one sentence: which argument, the rule, what was got, the remedy.
+"""
+
+
+class MultibackError(Exception):
+    """Base of all errors; `details` holds the traceback of the process where it happened, if any."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class InputError(MultibackError, ValueError):
+    """Something that the caller gave breaks a rule."""
+
+
+class OptionError(InputError):
+    """An option or an argument of a function breaks its rule."""
+
+
+class TargetError(InputError):
+    """The target cannot be found, loaded or trusted."""
+
+
+class ProblemError(InputError):
+    """The model, the data or the losses of a problem break a rule."""
+
+
+class OutputError(InputError):
+    """An output file cannot be written."""
+
+
+class RecordError(InputError):
+    """A record cannot be read."""
+
+
+class WorkerError(MultibackError):
+    """A measuring process ended without an answer."""
+
+
+BY_NAME: dict[str, type[MultibackError]] = {
+    kind.__name__: kind for kind in (OptionError, TargetError, ProblemError, OutputError, RecordError, WorkerError)
+}

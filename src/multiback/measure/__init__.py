@@ -1,0 +1,1 @@
+"""Clock, memory, statistics, environment, verdicts: numbers only; gradients are unknown here."""

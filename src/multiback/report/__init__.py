@@ -1,0 +1,1 @@
+"""Shows records: render(record) -> text; imports no torch."""
