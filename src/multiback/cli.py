@@ -88,7 +88,7 @@ def bench(
         list[str] | None,
         typer.Option(
             metavar="RULE",
-            help='Fail if "QUESTION:CANDIDATE/BASELINE<RATIO": seconds over seconds, judged by the interval; repeatable.',
+            help='Fail if "QUESTION:CANDIDATE/BASELINE<RATIO": their seconds, judged by the interval; repeatable.',
         ),
     ] = None,
     margin: Annotated[float, typer.Option(help="Percent below which a difference does not matter.")] = 5.0,
@@ -119,7 +119,7 @@ def show(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    """Show a record again; every verdict is computed afresh from its samples. Imports no torch.
+    r"""Show a record again; every verdict is computed afresh from its samples. Imports no torch.
 
     \b
     Example

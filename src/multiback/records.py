@@ -231,8 +231,12 @@ def check_writable(path: Path, *, force: bool) -> None:
     folder = path.parent
     if not folder.is_dir():
         raise OutputError(f"{path}: the folder {folder} does not exist. Create it first, or name another file.")
-    if not os.access(folder, os.W_OK):
-        raise OutputError(f"{path}: the folder {folder} is not writable. Name a file elsewhere.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise OutputError(
+            f"{path}: nothing can be written in {folder} ({error.strerror}). Name a file elsewhere."
+        ) from error
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -6,7 +6,6 @@ from multiback.benching.protocol import Act
 from multiback.measure.statistics import MIN_PROCESSES
 
 FEWEST_ROUNDS = 2
-_PATIENCE = 2.0  # the least design may take this many times the budget before ways are left out
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,14 @@ class Design:
 
 @dataclass(frozen=True)
 class Limits:
-    """What bounds a design; `available` is in seconds, None for as long as it takes."""
+    """What bounds a design.
+
+    `available` seconds should be enough (None: as long as it takes); beyond `patience` seconds
+    even for the least design, ways are left out.
+    """
 
     available: float | None
+    patience: float
     build_seconds: float
     warmup_rounds: int
     max_processes: int
@@ -37,15 +41,14 @@ def design(prices: dict[Act, float], control: Act | None, limits: Limits) -> Des
     """Processes first (at least five), then rounds (at least two), spread evenly over the questions.
 
     Processes are what intervals rest on, so they come before rounds. Where even the least design
-    would take twice what is available, the dearest ways are left out, one by one.
+    would try the patience, the dearest ways are left out, one by one.
     """
     acts, dropped = list(prices), list[Act]()
     fewest = limits.processes or MIN_PROCESSES
-    if limits.available is not None:
-        while len(acts) > 1 and _least(acts, prices, control, limits) * fewest > _PATIENCE * limits.available:
-            dearest = max(acts, key=lambda act: prices[act])
-            acts.remove(dearest)
-            dropped.append(dearest)
+    while len(acts) > 1 and _least(acts, prices, control, limits) * fewest > limits.patience:
+        dearest = max(acts, key=lambda act: prices[act])
+        acts.remove(dearest)
+        dropped.append(dearest)
     costs = _round_costs(acts, prices, control)
     if limits.available is None:
         processes = limits.processes or limits.max_processes

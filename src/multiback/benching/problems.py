@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor, nn
+from typing_extensions import override  # torch depends on it
 
 from multiback.benching.names import PRESETS
 from multiback.errors import OptionError
@@ -133,6 +134,7 @@ class ClampLoss:
     centre: float
 
     def __call__(self, output: Tensor, data: Tensor) -> Tensor:
+        """Give the loss."""
         return (output * (self.centre - data.clamp(0, 1))).sum()
 
 
@@ -143,6 +145,7 @@ class WeightedSum:
     seed: int
 
     def __call__(self, output: Any, _data: Any) -> Tensor:
+        """Give the loss; the same weights in every call."""
         generator = torch.Generator().manual_seed(self.seed)
         total = torch.zeros(())
         for tensor in _tensors(output):
@@ -185,6 +188,7 @@ class _Heads(nn.Module):
         self.trunk = nn.Sequential(*layers)
         self.heads = nn.ModuleList(nn.Linear(512, 10) for _ in range(tasks))
 
+    @override
     def forward(self, data: Tensor) -> list[Tensor]:
         hidden = self.trunk(data)
         return [head(hidden) for head in self.heads]
@@ -206,6 +210,7 @@ class _Encoder(nn.Module):
         self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.output = nn.Linear(64, 1000)
 
+    @override
     def forward(self, tokens: Tensor) -> Tensor:
         return self.output(self.encoder(self.embedding(tokens)))
 
@@ -230,6 +235,7 @@ class _Recurrent(nn.Module):
         self.cell = nn.GRU(16, 32, batch_first=True)
         self.hidden = torch.zeros(1, batch, 32)
 
+    @override
     def forward(self, data: Tensor) -> Tensor:
         output, self.hidden = self.cell(data, self.hidden.to(data.dtype))
         return output

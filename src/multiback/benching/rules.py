@@ -9,7 +9,7 @@ from multiback.benching.options import Options
 from multiback.errors import OptionError
 from multiback.measure import verdicts
 from multiback.measure.verdicts import Pair, Side
-from multiback.records import BenchRecord
+from multiback.records import BenchRecord, Grads
 
 _RULE = re.compile(r"^(?P<question>[a-z]+):(?P<candidate>[^/]+)/(?P<baseline>[^/<]+)<(?P<ratio>[^<]+)$")
 
@@ -63,7 +63,8 @@ def decide(rule: Rule, record: BenchRecord) -> tuple[Decision, str]:
     a side was not timed.
     """
     settings = record.run.settings
-    grads = next((v.grads for v in record.verdicts if v.question == rule.question), "none")
+    policies: list[Grads] = [v.grads for v in record.verdicts if v.question == rule.question]
+    grads: Grads = policies[0] if policies else "none"
     pair = Pair(rule.question, rule.baseline, rule.candidate, grads)
     evidence = verdicts.Evidence(
         record.samples, record.ways, record.growth, settings.margin, verdicts.confidence_of(settings)

@@ -22,6 +22,7 @@ from multiback.records import BENCH_SCHEMA, BenchRecord, Run, Samples, Settings,
 
 PRECISION = 0.03
 _DEAR_SHARE = 0.15  # of the budget: a way whose single run takes longer is not profiled as well
+_PATIENCE = 3.0  # the least design may take this many budgets before the dearest ways are left out
 _LAST_SECONDS = 1.5  # kept back for judging and writing
 
 StoppedBy = Literal["precision", "budget", "plan", "interrupt"]
@@ -165,6 +166,7 @@ class _Runner:
         spent = time.monotonic() - self._start
         return Limits(
             available=None if options.budget is None else max(1.0, options.budget - spent - _LAST_SECONDS),
+            patience=float("inf") if options.budget is None else _PATIENCE * options.budget,
             build_seconds=examined.build_seconds,
             warmup_rounds=sum(defaults.warmup) // 2,
             max_processes=defaults.max_processes,

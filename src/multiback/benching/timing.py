@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from multiback.benching.bound import Bound
 from multiback.benching.protocol import Act, Cold, Measure
@@ -83,14 +84,18 @@ def first_calls(bound: Bound, job: Cold, emit: Emit) -> None:
         phase: Phase = "cold" if index == 1 else "warmup" if index <= 1 + COLD_WARMUP_CALLS else "warm"
         with clock.without_gc():
             bound.begin("none")
-            held = []
-            forward = clock.time_call(lambda: held.append(bound.total(bound.forward())), bound.device)  # noqa: B023
-            backward = clock.time_call(lambda: held[0].backward(), bound.device)  # noqa: B023
-            held.clear()
+            forward, backward = _step(bound)
             bound.end()
         for order, (name, figures) in enumerate((("forward", forward), ("backward", backward))):
             _append(samples, Act("cold", name, "none"), name, phase, (index, job.process, index - 1, order), figures)
     emit(samples)
+
+
+def _step(bound: Bound) -> tuple[clock.Figures, clock.Figures]:
+    """Time one forward with its losses, then its backward."""
+    held: list[Tensor] = []
+    forward = clock.time_call(lambda: held.append(bound.total(bound.forward())), bound.device)
+    return forward, clock.time_call(held[0].backward, bound.device)
 
 
 def thread_start(process: int, emit: Emit) -> None:

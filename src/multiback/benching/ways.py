@@ -63,8 +63,9 @@ def _one_forward_summed(bound: Bound) -> None:
 
 
 def _one_traversal(bound: Bound) -> None:
+    # scalars need no grad_tensors, whose first use in a process imports sympy, most of a second
     tensors = bound.loss_tensors(bound.forward())
-    torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+    torch.autograd.backward([tensor.sum() if tensor.ndim else tensor for tensor in tensors])
 
 
 def _summed_in_the_loop(bound: Bound) -> None:

@@ -3,7 +3,7 @@
 import gc
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ def time_call(call: Callable[[], object], device: str = "cpu") -> Figures:
 
 
 @contextmanager
-def without_gc() -> Iterator[list[int]]:
+def without_gc() -> Generator[list[int], None, None]:
     """Collect, then keep the cyclic collector off; the list receives what the closing collect freed."""
     gc.collect()
     was_enabled = gc.isenabled()

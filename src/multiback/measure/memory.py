@@ -2,10 +2,11 @@
 
 import ctypes
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.autograd import profiler
@@ -39,7 +40,8 @@ def live_bytes(call: Callable[[], object], device: str = "cpu") -> Bytes:
         call()
         gc.collect()
     live = peak = 0
-    for event in profile.kineto_results.events():
+    results: Any = profile.kineto_results  # typed as optional, and its events without their size
+    for event in results.events():
         if event.name() == "[memory]":
             live += event.nbytes()
             peak = max(peak, live)
@@ -66,7 +68,7 @@ def self_test() -> str:
 
 
 @contextmanager
-def pinned_allocator() -> Iterator[None]:
+def pinned_allocator() -> Generator[None, None, None]:
     """Make glibc return freed blocks at once, so that the system's figures follow the program's.
 
     Blocks of 64 KiB and more get pages of their own meanwhile, which makes allocation slower.

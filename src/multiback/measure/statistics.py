@@ -81,10 +81,8 @@ def compare(effects: Sequence[float] | npt.NDArray[np.float64], *, confidence: f
     freedom = count - 1
     error = float(values.std(ddof=1)) / math.sqrt(count)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
-    if error == 0.0:
-        p_value = 1.0 if mean == 0.0 else 0.0
-    else:
-        p_value = 2 * float(stdtr(freedom, -abs(mean) / error))
+    # without spread the mean is known: 1 exactly, or certainly not
+    p_value = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0.0 else float(mean == 0.0)
     return Comparison(
         log_ratio=mean,
         half_width=quantile * error,

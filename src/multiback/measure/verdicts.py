@@ -227,7 +227,9 @@ def _comparable(ways: Sequence[WayFacts], pair: Pair) -> bool:
 
 def _exact_values(evidence: Evidence, pair: Pair) -> tuple[int, int] | None:
     if pair.question == "growth" and pair.metric in GROWTH_METRICS and evidence.growth is not None:
-        steps = {(step.way, step.step): getattr(step, pair.metric) for step in evidence.growth.steps}
+        steps: dict[tuple[str, int | None], int] = {
+            (step.way, step.step): getattr(step, pair.metric) for step in evidence.growth.steps
+        }
         sides = [steps.get((side.way, side.call_index)) for side in (pair.baseline, pair.candidate)]
     else:
         facts = [_facts(evidence.ways, pair.question, side.way, pair.grads) for side in (pair.baseline, pair.candidate)]

@@ -8,7 +8,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from multiback.records import BenchRecord
-from multiback.report.document import Section, Table, build
+from multiback.report.blocks import Section, Table
+from multiback.report.document import build
 
 _PLAIN_WIDTH = 100
 

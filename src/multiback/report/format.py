@@ -45,9 +45,9 @@ def times(ratio: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A relative difference as `3.6 %`."""
+    """A relative difference as `3.6%`, without its sign."""
     value = abs(share) * 100
-    return f"{value:.0f} %" if value >= 10 else f"{value:.1f} %"
+    return f"{value:.0f}%" if value >= 10 or value == int(value) else f"{value:.1f}%"
 
 
 def number(value: float) -> str:

@@ -1,7 +1,8 @@
 """The report as GitHub-flavoured Markdown."""
 
 from multiback.records import BenchRecord
-from multiback.report.document import Section, Table, build
+from multiback.report.blocks import Section, Table
+from multiback.report.document import build
 
 
 def render(record: BenchRecord) -> str:

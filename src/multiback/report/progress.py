@@ -1,7 +1,7 @@
 """A progress line with time left on standard error, for terminals only."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -32,7 +32,7 @@ class Status(Protocol):
 
 
 @contextmanager
-def showing(wanted: bool | None) -> Iterator[Callable[[Status], None]]:
+def showing(wanted: bool | None) -> Generator[Callable[[Status], None], None, None]:
     """Show what the run reports; `wanted` None means where standard error is a terminal."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda _status: None

@@ -2,12 +2,22 @@
 
 from multiback.records import BenchRecord, Verdict, WayFacts
 from multiback.report import format as fmt
+from multiback.report.lookup import facts_of, find_way
 
 METRICS = {
     "peak_bytes": "peak memory",
     "held_bytes": "memory held afterwards",
     "saved_bytes": "bytes saved for backward",
     "nodes": "graph nodes",
+}
+POLICIES = {"none": ".grad reset to None", "accumulate": ".grad accumulating", "prealloc": ".grad zeroed in place"}
+OUTCOMES = {
+    "less": "faster",
+    "more": "slower",
+    "same": "no difference over the margin",
+    "small": "real, but maybe under the margin",
+    "cannot-tell": "cannot tell",
+    "not-comparable": "not the same gradients",
 }
 
 
@@ -16,45 +26,52 @@ def sentence(verdict: Verdict, record: BenchRecord) -> str:
     if verdict.outcome == "not-comparable":
         return f"{verdict.candidate}: {not_the_same(verdict, record)}, so it is not ranked."
     if verdict.metric != "seconds":
-        return f"{verdict.candidate} {_exact(verdict)}."
+        return _memory(verdict, record)
     return f"{verdict.candidate} {_timed(verdict, record)}{_disturbed(verdict)}."
 
 
 def _timed(verdict: Verdict, record: BenchRecord) -> str:
-    ratio, interval = verdict.ratio or 1.0, verdict.interval
-    base, margin = verdict.baseline, fmt.percent(verdict.margin)
+    ratio, interval, base = verdict.ratio or 1.0, verdict.interval, verdict.baseline
     if verdict.outcome == "cannot-tell" or interval is None:
-        return f"against {base}: cannot tell; {_spread(interval)}{_remedy(verdict)}"
-    low, high = interval
+        return f"against {base}: cannot tell, {_spread(interval)}{_remedy(verdict)}"
+    (low, high), level = interval, _level(record)
     if verdict.outcome == "less":
-        return f"is {fmt.times(ratio)} faster than {base} ({_level(record)} CI {_pair(low, high)}){_by_flops(verdict, record)}"
+        return f"is {fmt.times(ratio)} faster than {base} ({level} CI {_pair(low, high)}){_by_flops(verdict, record)}"
     if verdict.outcome == "more":
-        return (
-            f"is {fmt.times(1 / ratio)} slower than {base} "
-            f"({_level(record)} CI {_pair(1 / high, 1 / low)}){_by_flops(verdict, record)}"
-        )
+        spread = _pair(1 / high, 1 / low)
+        return f"is {fmt.times(1 / ratio)} slower than {base} ({level} CI {spread}){_by_flops(verdict, record)}"
+    margin = fmt.percent(verdict.margin)
     if verdict.outcome == "small":
+        ends = sorted(abs(_change(end)) for end in (low, high))
+        size = "real but small, " if abs(_change(ratio)) < 2 * verdict.margin else "real, but "
         return (
-            f"is {fmt.percent(_change(ratio))} {_word(ratio)} than {base} ({_level(record)} CI "
-            f"{_small_interval(low, high)}): real but small, it may be under your margin of {margin}"
+            f"is {fmt.percent(_change(ratio))} {_word(ratio)} than {base} "
+            f"({level} CI {fmt.percent(ends[0])}-{fmt.percent(ends[1])}): {size}it may be under your margin of {margin}"
         )
-    return f"shows no difference over {margin} against {base} ({_level(record)} CI: {_spread(interval)})"
+    return f"shows no difference over {margin} against {base} ({level} CI: {_spread(interval)})"
 
 
-def _exact(verdict: Verdict) -> str:
+def _memory(verdict: Verdict, record: BenchRecord) -> str:
+    """Exact bytes beside one another."""
     noun = METRICS[verdict.metric]
+    sides = (verdict.candidate, verdict.baseline)
+    candidate, baseline = (
+        getattr(find_way(record, verdict.question, side, verdict.grads), verdict.metric, None) for side in sides
+    )
+    if candidate is None or baseline is None:
+        return f"{noun}: {verdict.candidate} against {verdict.baseline} was not counted."
+    figures = f"{fmt.size(candidate)} for {verdict.candidate}, {fmt.size(baseline)} for {verdict.baseline}"
     if verdict.outcome == "same":
-        return f"takes the {noun} of {verdict.baseline} (within {fmt.percent(verdict.margin)})"
-    if not verdict.ratio:
-        return f"takes {'no' if verdict.outcome == 'less' else 'some'} {noun}, unlike {verdict.baseline}"
-    return f"takes {fmt.times(1 / verdict.ratio)} the {noun} of {verdict.baseline}"
+        more = candidate - baseline
+        return f"{noun}: {figures} ({'+' if more >= 0 else ''}{fmt.size(more)})."
+    return f"{noun}: {figures} ({fmt.times(candidate / baseline) if baseline else 'none'})."
 
 
 def not_the_same(verdict: Verdict, record: BenchRecord) -> str:
     """Why two ways may not be ranked: how far apart their gradients are, and by which factor."""
     sides = (verdict.candidate, verdict.baseline)
-    facts = [fact for fact in record.ways if fact.question == verdict.question and fact.way in sides]
-    worst = next((fact for fact in facts if not fact.comparable), None)
+    named = [fact for fact in facts_of(record, verdict.question) if fact.way in sides or sides[0].startswith(fact.way)]
+    worst = next((fact for fact in named if not fact.comparable), None)
     return "not the same gradients" if worst is None else difference(worst, record)
 
 
@@ -63,15 +80,15 @@ def difference(fact: WayFacts, record: BenchRecord) -> str:
     if fact.difference_from_reference is None:
         return fact.note or "not the same gradients"
     if fact.factor is not None:
-        return f"not the same gradients: {fmt.number(fact.factor)} times the reference's{_by_rows(fact.factor, record)}"
+        return f"not the same gradients, {fmt.number(fact.factor)} times the others'{_as_share(fact.factor, record)}"
     text = f"not the same gradients (max relative difference {fmt.number(fact.difference_from_reference)})"
     return f"{text}; {fact.note}" if fact.note else text
 
 
-def _by_rows(factor: float, record: BenchRecord) -> str:
-    for value, name in ((record.problem.num_losses, "losses"), (record.problem.num_rows, "rows")):
+def _as_share(factor: float, record: BenchRecord) -> str:
+    for value, name in ((record.problem.num_rows, "rows B"), (record.problem.num_losses, "losses K")):
         if value > 1 and abs(factor * value - 1) < 1e-3:
-            return f", which is 1/{value}, one over the number of {name}"
+            return f", that is 1/{value}, one over the number of {name}"
     return ""
 
 
@@ -79,7 +96,7 @@ def _disturbed(verdict: Verdict) -> str:
     without = verdict.outcome_without_contaminated
     if without is None or without == verdict.outcome or verdict.reason == "control-differs":
         return ""
-    return f" (without the calls that were disturbed from outside it reads {without.replace('-', ' ')})"
+    return f" (without the calls that were disturbed from outside: {OUTCOMES[without]})"
 
 
 def _remedy(verdict: Verdict) -> str:
@@ -89,22 +106,23 @@ def _remedy(verdict: Verdict) -> str:
         return "; more processes would not tell on this machine as it is now"
     if verdict.reason.startswith("processes="):
         needed = int(verdict.reason.removeprefix("processes="))
-        return f"; about {needed - verdict.processes} more processes would tell: --processes {needed}"
+        more = needed - verdict.processes
+        plural = "process" if more == 1 else "processes"
+        return f"; about {more} more {plural} would tell: --processes {needed}"
     return ""
 
 
 def _by_flops(verdict: Verdict, record: BenchRecord) -> str:
-    """What counting floating-point operations would have said, where it says something else."""
-    counts = {fact.way: fact.flops for fact in record.ways if fact.question == verdict.question}
+    """What counting floating-point operations alone would have said."""
+    counts = {fact.way: fact.flops for fact in facts_of(record, verdict.question)}
     first, second = counts.get(verdict.baseline), counts.get(verdict.candidate)
     if not first or not second:
         return ""
-    ratio = first / second if verdict.outcome == "less" else second / first
-    return f"; by FLOPs {fmt.times(ratio)}"
+    return f"; FLOPs alone say {fmt.times(first / second if verdict.outcome == 'less' else second / first)}"
 
 
 def _level(record: BenchRecord) -> str:
-    return "97 %" if record.run.settings.stopped_by == "precision" else "95 %"
+    return "97%" if record.run.settings.stopped_by == "precision" else "95%"
 
 
 def _pair(low: float, high: float) -> str:
@@ -118,11 +136,6 @@ def _change(ratio: float) -> float:
 
 def _word(ratio: float) -> str:
     return "faster" if ratio > 1 else "slower"
-
-
-def _small_interval(low: float, high: float) -> str:
-    ends = sorted(abs(_change(value)) for value in (low, high))
-    return f"{fmt.percent(ends[0])[:-2]}-{fmt.percent(ends[1])}"
 
 
 def _spread(interval: tuple[float, float] | None) -> str:

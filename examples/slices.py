@@ -1,0 +1,254 @@
+"""Infer all images once, then back-propagate slice by slice: the published loop, what it costs, and the way around."""
+
+import argparse
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 -- torch's own convention
+from torch import Tensor, nn
+from typing_extensions import override  # torch depends on it
+
+import multiback as mb
+from multiback.benching.problems import tutorial_net
+
+RECORD = 1 + 3 * 32 * 32  # a byte for the label, then red, green and blue, row by row
+CLASSES = 10
+
+
+class DataError(Exception):
+    """The images cannot be had; the message is one sentence."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Gradients of every image and of every parameter."""
+
+    images: Tensor
+    parameters: list[Tensor]
+
+
+class OneSentenceParser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, without the usage lines before it."""
+
+    @override
+    def error(self, message: str) -> NoReturn:
+        """Exit with code 2."""
+        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help.\n")
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """scikit-learn's 1,797 digits, 8x8 grey, enlarged to 3x32x32."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise DataError("the digits come with scikit-learn; install it, or give --cifar a file of CIFAR-10") from error
+    pixels, labels = load_digits(return_X_y=True)
+    grey = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    images = F.interpolate(grey, size=(32, 32), mode="bilinear", align_corners=False).repeat(1, 3, 1, 1)
+    return normalised(images), torch.as_tensor(labels, dtype=torch.int64)
+
+
+def cifar(path: Path) -> tuple[Tensor, Tensor]:
+    """CIFAR-10's binary version: one .bin file, or every one in a folder."""
+    files = sorted(path.glob("*.bin")) if path.is_dir() else [path]
+    if not files:
+        raise DataError(f"--cifar: a folder must hold .bin files of CIFAR-10's binary version; {path} has none")
+    records = torch.cat([cifar_file(file) for file in files])
+    images = records[:, 1:].reshape(-1, 3, 32, 32).to(torch.float32) / 255
+    return normalised(images), records[:, 0].to(torch.int64)
+
+
+def cifar_file(path: Path) -> Tensor:
+    """The records of one file, a row of 3,073 bytes each."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"--cifar: {path} cannot be read ({error.strerror})") from error
+    if not data or len(data) % RECORD:
+        raise DataError(f"--cifar: a file must be whole records of {RECORD} bytes; {path} has {len(data)} bytes")
+    records = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).reshape(-1, RECORD).copy())
+    if records[:, 0].max() >= CLASSES:
+        raise DataError(f"--cifar: labels must be 0 to {CLASSES - 1}; {path} holds label {int(records[:, 0].max())}")
+    return records
+
+
+def normalised(images: Tensor) -> Tensor:
+    """From 0..1 to -1..1, as in the tutorial."""
+    return images * 2 - 1
+
+
+class Slices:
+    """One net, one batch of images, and an order that something outside decides."""
+
+    def __init__(self, net: nn.Module, images: Tensor, labels: Tensor) -> None:
+        self.net, self.images, self.labels = net, images, labels
+        with torch.no_grad():
+            confidence = net(images).softmax(dim=1).amax(dim=1)
+        self.order: list[int] = confidence.argsort().tolist()
+
+    def leaf(self) -> Tensor:
+        """The images as a fresh leaf, with nothing in any `.grad`."""
+        self.net.zero_grad()
+        return self.images.detach().clone().requires_grad_()
+
+    def loss(self, outputs: Tensor, j: int) -> Tensor:
+        """The cross-entropy of `outputs[j]` alone."""
+        return F.cross_entropy(outputs[j : j + 1], self.labels[j : j + 1])
+
+    def retained_loop(self) -> Answer:
+        """The asker's loop: infer once, then a backward per slice, and read `inputs.grad[j]`."""
+        inputs = self.leaf()
+        outputs, read = self.net(inputs), torch.empty_like(inputs)
+        for j in self.order:
+            self.loss(outputs, j).backward(retain_graph=True)
+            read[j] = gradient_of(inputs)[j]
+        return self.answer(read)
+
+    def one_traversal(self) -> Answer:
+        """Infer once, one backward of all slices' losses summed."""
+        inputs = self.leaf()
+        F.cross_entropy(self.net(inputs), self.labels, reduction="sum").backward()
+        return self.answer(gradient_of(inputs))
+
+    def answer(self, images: Tensor) -> Answer:
+        """These image gradients with what the parameters hold now."""
+        return Answer(images, [gradient_of(parameter) for parameter in self.net.parameters()])
+
+    def second_time(self) -> str:
+        """The first line of the error that the loop meets without `retain_graph=True`."""
+        outputs = self.net(self.leaf())
+        first, second = self.order[:2]
+        self.loss(outputs, first).backward()
+        try:
+            self.loss(outputs, second).backward()
+        except RuntimeError as error:
+            return f"RuntimeError: {str(error).splitlines()[0]}"
+        raise ArithmeticError("a second backward through a freed graph raised nothing")
+
+    def repeated(self) -> tuple[float, float, float]:
+        """One slice twice: the factors read from the leaf after each backward, and by `autograd.grad`."""
+        inputs, j = self.leaf(), self.order[0]
+        outputs = self.net(inputs)
+        (right,) = torch.autograd.grad(self.loss(outputs, j), inputs, retain_graph=True)
+        factors: list[float] = []
+        for _ in range(2):
+            self.loss(outputs, j).backward(retain_graph=True)
+            factors.append(factor(gradient_of(inputs)[j], right[j]))
+        (again,) = torch.autograd.grad(self.loss(outputs, j), inputs, retain_graph=True)
+        return factors[0], factors[1], factor(again[j], right[j])
+
+
+def gradient_of(leaf: Tensor) -> Tensor:
+    """The leaf's gradient, which the backward just done must have filled."""
+    if leaf.grad is None:
+        raise ArithmeticError("backward left no gradient")
+    return leaf.grad
+
+
+def factor(found: Tensor, right: Tensor) -> float:
+    """By how much `found` is too large."""
+    return (found.norm() / right.norm()).item()
+
+
+def largest_difference(first: Answer, second: Answer) -> tuple[float, float]:
+    """The largest difference in the images' gradients, and in the parameters' relative to each one's norm."""
+    pairs = zip(first.parameters, second.parameters, strict=True)
+    relative = max(((one - other).norm() / other.norm()).item() for one, other in pairs)
+    return (first.images - second.images).abs().max().item(), relative
+
+
+def fastest(ways: list[Callable[[], Answer]], repetitions: int) -> list[float]:
+    """Seconds of each way, the least of some interleaved repetitions."""
+    found = [float("inf")] * len(ways)
+    for _ in range(repetitions):
+        for index, way in enumerate(ways):
+            start = time.perf_counter()
+            way()
+            found[index] = min(found[index], time.perf_counter() - start)
+    return found
+
+
+def show(slices: Slices, repetitions: int) -> None:
+    """The error, the two ways, and what repeated slices read."""
+    count = len(slices.order)
+    print(f"Slices by external logic, least sure first: {', '.join(map(str, slices.order[:8]))}{', ...' * (count > 8)}")
+    print(f"\nWithout retain_graph=True, at the second slice:\n  {slices.second_time()}")
+    print("  The first backward freed what the nodes of the net had saved; `outputs` itself is still there.")
+    images, parameters = largest_difference(slices.retained_loop(), slices.one_traversal())
+    loop, once = fastest([slices.retained_loop, slices.one_traversal], repetitions)
+    print(f"\nTwo ways to the gradient of all {count} images, least of {repetitions} interleaved repetitions")
+    print(f"  one backward per slice, graph retained   {loop * 1e3:10.1f} ms")
+    print(f"  one backward of the summed losses        {once * 1e3:10.1f} ms")
+    print(f"  ratio                                    {loop / once:10.1f}")
+    print(f"  same numbers: largest difference {images:.1e} in the images' gradients,")
+    print(f"  {parameters:.1e} of the norm in the parameters' (added up in another order)")
+    print(f"  Each of the {count} backwards walks the whole batch, to fill one row of it.")
+    first, second, again = slices.repeated()
+    print("\nReading inputs.grad[j] from a leaf that accumulates")
+    print(f"  slice {slices.order[0]}, first backward: factor {first:.4f}; the same slice again: factor {second:.4f}")
+    print("  Where slices overlap or repeat, inputs.grad[j] silently contains earlier slices' gradients. The same goes")
+    print("  for a net that mixes rows, as batch normalization does in training.")
+    print(f"  torch.autograd.grad(loss, inputs) reads each slice alone: factor {again:.4f}")
+
+
+def bench(slices: Slices) -> None:
+    """The same question, with intervals."""
+    images = slices.leaf()
+    problem = mb.Problem(slices.net, images, nn.CrossEntropyLoss(reduction="none"), targets=slices.labels)
+    print("\nThe same by mb.bench, in fresh processes and with intervals:\n", flush=True)
+    print(mb.bench(problem, questions=["slices"], mode="quick"))
+
+
+def parser() -> OneSentenceParser:
+    """The options."""
+    made = OneSentenceParser(
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=textwrap.dedent("""
+            examples:
+              python examples/slices.py                            scikit-learn's digits, about a minute
+              python examples/slices.py --batch 32 --no-bench
+              python examples/slices.py --cifar data_batch_1.bin   CIFAR-10's binary version
+        """),
+    )
+    made.add_argument("--batch", type=int, default=128, metavar="B", help="images, one slice each (default 128)")
+    made.add_argument("--cifar", type=Path, metavar="PATH", help="a .bin file of CIFAR-10, or a folder of them")
+    made.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each way (default 3)")
+    made.add_argument("--seed", type=int, default=0, help="of the net's weights (default 0)")
+    made.add_argument("--no-bench", action="store_true", help="leave out the bench at the end")
+    return made
+
+
+def main() -> int:
+    """Parse, load, show, bench."""
+    options = parser()
+    given = options.parse_args()
+    if given.batch < 2:
+        options.error(f"--batch: must be 2 or more, since a second slice is the point; got {given.batch}")
+    if given.repetitions < 1:
+        options.error(f"--repetitions: must be 1 or more; got {given.repetitions}")
+    try:
+        images, labels = digits() if given.cifar is None else cifar(given.cifar)
+        if len(images) < given.batch:
+            raise DataError(f"--batch: must be at most the {len(images)} images that there are; got {given.batch}")
+    except DataError as error:
+        options.error(str(error))
+    torch.manual_seed(given.seed)
+    slices = Slices(tutorial_net(), images[: given.batch], labels[: given.batch])
+    name = "scikit-learn's digits" if given.cifar is None else f"CIFAR-10 from {given.cifar}"
+    print(f"The CIFAR-10 tutorial's net, {given.batch} images of {name}")
+    show(slices, given.repetitions)
+    if not given.no_bench:
+        bench(slices)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
