@@ -37,7 +37,7 @@ check: setup ## check style, types, the layering of imports and the documentatio
 	$(BIN)/python -m pytest README.md docs src
 
 setup: ## install everything for development: multiback, the test group and every extra
-	@scripts/environment.sh setup
+	@sh scripts/environment.sh setup
 
 docs: docs-setup ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
@@ -47,7 +47,7 @@ clean: ## remove caches, coverage data and the built documentation; .venv stays
 	find src tests examples scripts docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 runtime:
-	@scripts/environment.sh runtime
+	@sh scripts/environment.sh runtime
 
 docs-setup:
-	@scripts/environment.sh docs
+	@sh scripts/environment.sh docs

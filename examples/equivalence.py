@@ -142,9 +142,8 @@ def show_reductions(dtype: torch.dtype) -> None:
             ("weight", of_sum.weight, of_mean.weight),
         ):
             factor = ((whole * part).sum() / (part * part).sum()).item()
-            print(
-                f"{name:>12}: sum is {factor:.6f} times mean; beyond that {distance(whole, factor * part):.0e} of its norm"
-            )
+            rest = distance(whole, factor * part)
+            print(f"{name:>12}: sum is {factor:.6f} times mean; what remains is {rest:.0e} of its norm")
             # A division by a power of two loses no bit; by 3, each of the two results is rounded on its own.
             exact = rows == 4
             require(

@@ -20,6 +20,7 @@ from multiback.benching.problems import tutorial_net
 
 RECORD = 1 + 3 * 32 * 32  # a byte for the label, then red, green and blue, row by row
 CLASSES = 10
+WIDTH = 110
 
 
 class DataError(Exception):
@@ -179,7 +180,8 @@ def show(slices: Slices, repetitions: int) -> None:
     """The error, the two ways, and what repeated slices read."""
     count = len(slices.order)
     print(f"Slices by external logic, least sure first: {', '.join(map(str, slices.order[:8]))}{', ...' * (count > 8)}")
-    print(f"\nWithout retain_graph=True, at the second slice:\n  {slices.second_time()}")
+    print("\nWithout retain_graph=True, at the second slice:")
+    print(textwrap.fill(slices.second_time(), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print("  The first backward freed what the nodes of the net had saved; `outputs` itself is still there.")
     images, parameters = largest_difference(slices.retained_loop(), slices.one_traversal())
     loop, once = fastest([slices.retained_loop, slices.one_traversal], repetitions)
@@ -198,12 +200,17 @@ def show(slices: Slices, repetitions: int) -> None:
     print(f"  torch.autograd.grad(loss, inputs) reads each slice alone: factor {again:.4f}")
 
 
-def bench(slices: Slices) -> None:
-    """The same question, with intervals."""
+def bench(slices: Slices, budget: float | None) -> int:
+    """The same question, with intervals; the exit code."""
     images = slices.leaf()
     problem = mb.Problem(slices.net, images, nn.CrossEntropyLoss(reduction="none"), targets=slices.labels)
     print("\nThe same by mb.bench, in fresh processes and with intervals:\n", flush=True)
-    print(mb.bench(problem, questions=["slices"], mode="quick"))
+    try:
+        print(mb.bench(problem, questions=["slices"], mode="quick", budget=budget))
+    except mb.MultibackError as error:
+        print(f"slices.py: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
 
 
 def parser() -> OneSentenceParser:
@@ -213,7 +220,7 @@ def parser() -> OneSentenceParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=textwrap.dedent("""
             examples:
-              python examples/slices.py                            scikit-learn's digits, about a minute
+              python examples/slices.py                            scikit-learn's digits, a minute or two
               python examples/slices.py --batch 32 --no-bench
               python examples/slices.py --cifar data_batch_1.bin   CIFAR-10's binary version
         """),
@@ -222,6 +229,7 @@ def parser() -> OneSentenceParser:
     made.add_argument("--cifar", type=Path, metavar="PATH", help="a .bin file of CIFAR-10, or a folder of them")
     made.add_argument("--repetitions", type=int, default=3, metavar="N", help="of each way (default 3)")
     made.add_argument("--seed", type=int, default=0, help="of the net's weights (default 0)")
+    made.add_argument("--budget", type=float, metavar="S", help="seconds for the bench at the end (default 35)")
     made.add_argument("--no-bench", action="store_true", help="leave out the bench at the end")
     return made
 
@@ -234,20 +242,22 @@ def main() -> int:
         options.error(f"--batch: must be 2 or more, since a second slice is the point; got {given.batch}")
     if given.repetitions < 1:
         options.error(f"--repetitions: must be 1 or more; got {given.repetitions}")
+    if given.budget is not None and not 0 < given.budget < float("inf"):
+        options.error(f"--budget: must be a positive number of seconds; got {given.budget:g}")
+    if not 0 <= given.seed < 2**63:
+        options.error(f"--seed: must be a whole number from 0 to 2^63 - 1; got {given.seed}")
     try:
         images, labels = digits() if given.cifar is None else cifar(given.cifar)
         if len(images) < given.batch:
             raise DataError(f"--batch: must be at most the {len(images)} images that there are; got {given.batch}")
     except DataError as error:
         options.error(str(error))
-    torch.manual_seed(given.seed)
-    slices = Slices(tutorial_net(), images[: given.batch], labels[: given.batch])
     name = "scikit-learn's digits" if given.cifar is None else f"CIFAR-10 from {given.cifar}"
     print(f"The CIFAR-10 tutorial's net, {given.batch} images of {name}")
+    torch.manual_seed(given.seed)
+    slices = Slices(tutorial_net(), images[: given.batch], labels[: given.batch])
     show(slices, given.repetitions)
-    if not given.no_bench:
-        bench(slices)
-    return 0
+    return 0 if given.no_bench else bench(slices, given.budget)
 
 
 if __name__ == "__main__":

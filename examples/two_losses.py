@@ -204,7 +204,6 @@ def show_published(repetitions: int, *, small: bool) -> None:
 def bench(title: str, model: nn.Sequential, width: int, folder: Path, *, small: bool) -> int:
     """Save the whole model as the asker did, and give the file to the command line tool; its exit code."""
     path = folder / "model.pytorch"
-    path.parent.mkdir(parents=True, exist_ok=True)
     torch.save(model, path)
     arguments = [
         "bench",
@@ -214,9 +213,11 @@ def bench(title: str, model: nn.Sequential, width: int, folder: Path, *, small: 
         "--trust-pickle",
         *(SMALL_BENCH if small else ["--quick"]),
     ]
-    print("=" * WIDTH, f"{title}: multiback {' '.join(arguments)}", sep="\n", end="\n\n", flush=True)
+    print("=" * WIDTH, title, f"$ multiback {' '.join(arguments)}", sep="\n", end="\n\n", flush=True)
     tool = [sys.executable, "-c", "from multiback.cli import main; main()"]
-    return subprocess.run(tool + arguments, check=False).returncode
+    code = subprocess.run(tool + arguments, check=False).returncode
+    print(flush=True)
+    return code
 
 
 def parser() -> OneSentenceParser:
@@ -240,15 +241,17 @@ def parser() -> OneSentenceParser:
     return made
 
 
-def checked_folders(options: argparse.ArgumentParser, folder: Path) -> tuple[Path, Path]:
-    """A folder for each net; models that are there already are kept."""
-    if folder.exists() and not folder.is_dir():
-        options.error(f"--folder: must be a folder, and {folder} is a file")
-    found = folder / "two-layer", folder / "mlp"
-    for path in found:
+def folders_for_models(options: argparse.ArgumentParser, folder: Path) -> tuple[Path, Path]:
+    """A folder for each net; a model that is there already is kept."""
+    two_layer, mlp = folder / "two-layer", folder / "mlp"
+    for path in (two_layer, mlp):
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            options.error(f"--folder: must be a folder that can be written to; {path}: {error.strerror}")
         if (path / "model.pytorch").exists():
             options.error(f"--folder: {path / 'model.pytorch'} exists already and is kept, name another folder")
-    return found
+    return two_layer, mlp
 
 
 def main() -> int:
@@ -264,12 +267,13 @@ def main() -> int:
         found = measure(widths, repetitions, warm_up=given.measure == "with")
         print(json.dumps({name: asdict(columns) for name, columns in found.items()}))
         return 0
+    if given.no_bench:
+        show_published(repetitions, small=small)
+        return 0
     with ExitStack() as stack:
         folder = given.folder or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        two_layer, mlp = checked_folders(options, folder)
+        two_layer, mlp = folders_for_models(options, folder)
         show_published(repetitions, small=small)
-        if given.no_bench:
-            return 0
         code = bench("The asker's two-layer net", relu_mlp(40, 40, 40), 40, two_layer, small=small)
         return code or bench("The answer's net", relu_mlp(*widths), widths[0], mlp, small=small)
 

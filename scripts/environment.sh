@@ -9,12 +9,14 @@
 # POSIX sh rather than Python, because the first thing it finds out is whether there is a Python.
 set -eu
 cd "$(dirname "$0")/.."
+root=$(pwd -P)
 
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-}
 venv=.venv
 python=$venv/bin/python
 unfinished=$venv/unfinished
+place=$venv/made-in
 constraints=constraints.txt
 
 die() {
@@ -27,9 +29,9 @@ say() {
 }
 
 # A stamp holds all that an install depends on, so that a checkout that touches files without
-# changing them installs nothing, and a changed TORCH or a moved clone does.
+# changing them installs nothing, and a changed TORCH does.
 wanted() {
-    printf '%s\n' "$PWD" "$TORCH"
+    printf '%s\n' "$TORCH"
     cat pyproject.toml constraints.txt src/multiback/_version.py scripts/environment.sh
 }
 
@@ -44,8 +46,11 @@ finished() {
 
 recent_enough='import sys; sys.exit(sys.version_info < (3, 10))'
 
+# The commands in an environment name its path, so that one that was moved would run those of another.
 runs() {
-    [ ! -e "$unfinished" ] && "$python" -c "$recent_enough" >/dev/null 2>&1
+    [ ! -e "$unfinished" ] &&
+        { [ ! -e "$place" ] || [ "$(cat "$place")" = "$root" ]; } &&
+        "$python" -c "$recent_enough" >/dev/null 2>&1
 }
 
 check_python() {
@@ -53,7 +58,8 @@ check_python() {
         die "multiback needs Python 3.10 or newer, but there is no $PYTHON:" \
             "install one (on Debian or Ubuntu: sudo apt install python3 python3-venv), or name it," \
             "as in: make PYTHON=/path/to/python3 setup"
-    version=$("$PYTHON" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>&1) || version="broken: $version"
+    version=$("$PYTHON" -c 'import sys; print("%d.%d.%d" % sys.version_info[:3])' 2>&1) || version=
+    version=${version#Python }
     case $version in
         [12].* | 3.[0-9].*)
             die "multiback needs Python 3.10 or newer, but $PYTHON is Python $version:" \
@@ -61,7 +67,7 @@ check_python() {
             ;;
         [3-9].*) ;;
         *)
-            die "multiback needs Python 3.10 or newer, but $PYTHON does not run as one ($version):" \
+            die "multiback needs Python 3.10 or newer, but $PYTHON does not answer as one:" \
                 "name another, as in: make PYTHON=/path/to/python3 setup"
             ;;
     esac
@@ -74,7 +80,7 @@ check_python() {
 make_venv() {
     check_python
     if [ -e "$venv" ] || [ -L "$venv" ]; then
-        say "$venv is incomplete or its Python is gone; making it again."
+        say "$venv is incomplete, was moved, or lacks a Python that runs; making it again."
         rm -rf "$venv"
     fi
     say "Making $venv."
@@ -96,6 +102,7 @@ pin_pip() {
             "$python" -m pip install --quiet --disable-pip-version-check "pip==$pinned"
             ;;
     esac
+    printf '%s\n' "$root" >"$place"
     rm -f "$unfinished"
 }
 
@@ -111,14 +118,18 @@ pip_install() {
         --build-constraint constraints.txt "$@"
 }
 
-choose_constraints() {
-    [ -n "$TORCH" ] || return 0
+check_torch() {
     case $TORCH in
-        torch | torch[!A-Za-z0-9_.-]* | *torch-*.whl) ;;
+        '' | torch | torch[!A-Za-z0-9_.-]* | *torch-*.whl) ;;
         *) die "TORCH must be a requirement on torch, such as torch==2.14.1, or a wheel of it, but it is '$TORCH'." ;;
     esac
-    constraints=$venv/constraints-without-torch.txt
-    sed '/^# torch, /,/^$/d' constraints.txt >"$constraints"
+}
+
+choose_constraints() {
+    if [ -n "$TORCH" ]; then
+        constraints=$venv/constraints-without-torch.txt
+        sed '/^# torch, /,/^$/d' constraints.txt >"$constraints"
+    fi
 }
 
 install_runtime() {
@@ -161,6 +172,7 @@ for step in $steps; do
 done
 [ -n "$pending" ] || exit 0
 
+check_torch
 prepare_venv
 choose_constraints
 for step in $pending; do

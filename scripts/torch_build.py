@@ -105,7 +105,7 @@ def description(requirement: str, constraints: str) -> str:
     if any(ACCELERATOR.match(r) for r in torch.requires):
         wheels = [w for w in planned(requirement, constraints) if ACCELERATOR.match(w.name)]
         if wheels:
-            line += f", and {len(wheels)} {build} packages, {in_words(total(wheels))}"
+            line += f", and {len(wheels)} {build} packages with it, {in_words(total(wheels))}"
     return f'{line}.\nAnother build: make TORCH="torch==..." bench (the head of constraints.txt says how to choose).'
 
 

@@ -43,11 +43,12 @@ class Bound:
     @cached_property
     def num_losses(self) -> int:
         """K, counted by one forward the first time; a process that times its first call must not ask."""
-        self.begin("none")
+        outer, self.data = self.data, _map_tensors(self._problem.data, _fresh)
         try:
             return len(self.losses(self.forward()))
         finally:
-            self.end()
+            self._restore()
+            self.data = outer
 
     # ---- running ---------------------------------------------------------------------------
 
@@ -60,6 +61,9 @@ class Bound:
         """Put parameters, buffers, carried attributes, random state and `.grad` back."""
         self.returned = None
         self.data = None
+        self._restore()
+
+    def _restore(self) -> None:
         with torch.no_grad():
             for index, (tensor, saved) in enumerate(zip(self._state, self._saved, strict=True)):
                 if tensor._version != self._versions[index]:
@@ -70,20 +74,20 @@ class Bound:
         _restore_random_state(self._random)
 
     def reset_grads(self, grads: Grads) -> None:
-        """None, as it stands (made where missing), or zeroed in place."""
-        for parameter in self.parameters:
+        """None, as it stands (made where missing), or zeroed in place; for parameters and data alike."""
+        for tensor in self.wrt:
             if grads == "none":
-                parameter.grad = None
-            elif parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
+                tensor.grad = None
+            elif tensor.grad is None:
+                tensor.grad = torch.zeros_like(tensor)
             elif grads == "prealloc":
-                parameter.grad.zero_()
+                tensor.grad.zero_()
 
     def zero_grads(self) -> None:
         """Zero what `.grad` holds, in place, so that a run's gradients can be read from it."""
-        for parameter in self.parameters:
-            if parameter.grad is not None:
-                parameter.grad.zero_()
+        for tensor in self.wrt:
+            if tensor.grad is not None:
+                tensor.grad.zero_()
 
     def forward(self, data: Any = None) -> Any:
         """The model's output on this run's data, or on `data`."""

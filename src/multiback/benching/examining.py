@@ -103,7 +103,7 @@ class Examiner:
         tolerance = tolerance_for(reference)
         difference, factor = 0.0, None
         state = torch.get_rng_state()
-        with self._run(way, act) as calls, _watched(self._bound) as seen:
+        with clock.without_gc() as freed, self._run(way, act) as calls, _watched(self._bound) as seen:
             start, compared = time.perf_counter(), 0.0
             for index in range(1, way.num_calls + 1):
                 next(calls)()
@@ -129,6 +129,7 @@ class Examiner:
             factor=factor,
             saved_bytes=seen.saved_bytes,
             nodes=seen.nodes,
+            collected=freed[0],
             note=note,
         )
         return facts, seconds
@@ -136,13 +137,11 @@ class Examiner:
     def _bytes(self, act: Act, way: Way, facts: WayFacts, seconds: float) -> tuple[WayFacts, float]:
         """Two memory passes, which must agree to the byte, and for the reference a third by the system."""
         passes: list[memory.Bytes] = []
-        collected = 0
         for _ in range(2):
-            with clock.without_gc() as freed, self._run(way, act) as calls:
+            with self._run(way, act) as calls:
                 start = time.perf_counter()
                 passes.append(memory.live_bytes(lambda calls=calls: _call_all(calls, way), self._bound.device))
                 seconds = min(seconds, time.perf_counter() - start)
-            collected = freed[0]
         note = facts.note
         if passes[0].peak != passes[1].peak:
             note = f"two memory passes disagree: peak {passes[0].peak} and {passes[1].peak} bytes"
@@ -155,7 +154,6 @@ class Examiner:
             peak_bytes=passes[1].peak,
             held_bytes=passes[1].held,
             high_water_bytes=high_water,
-            collected=collected,
             note=note,
         )
         return facts, seconds
@@ -165,9 +163,9 @@ class Examiner:
         try:
             with FlopCounterMode(display=False) as counter, self._run(way, act) as calls:
                 _call_all(calls, way)
-        except Exception:
+            return counter.get_total_flops()
+        except Exception:  # the counter fails on some models, and its figure is optional
             return None
-        return counter.get_total_flops()
 
     @contextmanager
     def _run(self, way: Way, act: Act) -> Generator[Calls, None, None]:
@@ -186,12 +184,13 @@ class Examiner:
     def _examine_growth(self, act: Act) -> None:
         """The graph of every step, and which carried tensors the next step's graph really reaches."""
         way = way_of("growth", act.way)
+        anew = act.way != reference_of("growth")  # on one graph every step reaches what the forward made
         seconds, proved, note = 0.0, dict[str, None](), ""
         steps: list[GrowthStep] = []
         with self._run(way, act) as calls:
             try:
                 for step in range(1, way.num_calls + 1):
-                    before = [(name, tensor.grad_fn) for name, tensor in self._bound.carried()]
+                    before = [(name, tensor.grad_fn) for name, tensor in self._bound.carried()] if anew else []
                     with _watched(self._bound, candidates=before) as seen:
                         start = time.perf_counter()
                         next(calls)()

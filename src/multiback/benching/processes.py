@@ -19,6 +19,8 @@ _ENVIRONMENT = {
     "PYTHONSAFEPATH": "1",  # a random.py beside the user's script must not replace the standard one
 }
 
+_SECONDS_TO_LEAVE = 3.0
+
 
 class Process:
     """One measuring process: a fork server (`fork`), or the fresh process of one cold start (`once`).
@@ -73,6 +75,11 @@ class Process:
     ) -> None:
         self._jobs.close()
         self._answers.close()
+        if error is None:
+            try:
+                self._process.wait(timeout=_SECONDS_TO_LEAVE)  # it leaves by itself once the pipe is closed
+            except subprocess.TimeoutExpired:
+                pass
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -20,15 +20,19 @@ Calls = Generator[Callable[[], object], None, None]
 
 @dataclass(frozen=True)
 class Way:
-    """One way to answer a question; `calls` yields `num_calls` calls to time."""
+    """One way to answer a question; `calls` yields `num_calls` calls to time.
+
+    `adds_up`: each call finds in `.grad` what the earlier ones left there, where the policy lets it.
+    """
 
     name: str
     calls: Callable[[Bound, Grads], Calls]
     num_calls: int = 1
+    adds_up: bool = False
 
     def multiple(self, grads: Grads, call_index: int) -> int:
-        """How many times the gradient stands in `.grad` after that call, by the policy asked for."""
-        return call_index if self.num_calls == SUCCESSIVE_CALLS and grads == "accumulate" else 1
+        """How many times its gradient the answer holds after that call, by the policy asked for."""
+        return call_index if self.adds_up and grads == "accumulate" else 1
 
 
 def _whole(run: Callable[[Bound], object]) -> Callable[[Bound, Grads], Calls]:
@@ -131,7 +135,7 @@ def _forward_per_step(bound: Bound, grads: Grads, *, detach: bool = False) -> Ca
 
 _ALL: dict[str, tuple[Way, ...]] = {
     "successive": (
-        Way("backward", _successive_backward, SUCCESSIVE_CALLS),
+        Way("backward", _successive_backward, SUCCESSIVE_CALLS, adds_up=True),
         Way("autograd.grad", _successive_grad, SUCCESSIVE_CALLS),
     ),
     "retain": (

@@ -36,11 +36,12 @@ def live_bytes(call: Callable[[], object], device: str = "cpu") -> Bytes:
         return _live_bytes_cuda(call)
     gc.collect()
     # torch.profiler adds seconds of set-up (trace metadata) that its core does not need
-    with profiler.profile(use_kineto=True, profile_memory=True, use_cpu=True, acc_events=False) as profile:
+    recorder = profiler.profile(use_kineto=True, profile_memory=True, use_cpu=True, acc_events=False)
+    with recorder:
         call()
         gc.collect()
     live = peak = 0
-    results: Any = profile.kineto_results  # typed as optional, and its events without their size
+    results: Any = recorder.kineto_results  # its events are typed without their size
     for event in results.events():
         if event.name() == "[memory]":
             live += event.nbytes()

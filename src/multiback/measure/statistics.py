@@ -42,7 +42,6 @@ class Comparison:
     half_width: float
     equivalence_half_width: float
     p_value: float
-    p_wilcoxon: float | None
     processes: int
     smallest_effect: float
 
@@ -67,7 +66,7 @@ def process_effects(
 
 
 def compare(effects: Sequence[float] | npt.NDArray[np.float64], *, confidence: float = FULL_CONFIDENCE) -> Comparison:
-    """A t-interval across processes of their log ratios, with Wilcoxon's signed-rank test as a check.
+    """A t-interval across processes of their log ratios.
 
     With one process nothing is known of the spread, and the interval is unbounded.
     """
@@ -77,7 +76,7 @@ def compare(effects: Sequence[float] | npt.NDArray[np.float64], *, confidence: f
     count = len(values)
     mean = float(values.mean())
     if count < _FEWEST_FOR_INTERVAL:
-        return Comparison(mean, math.inf, math.inf, 1.0, None, count, math.inf)
+        return Comparison(mean, math.inf, math.inf, 1.0, count, math.inf)
     freedom = count - 1
     error = float(values.std(ddof=1)) / math.sqrt(count)
     quantile = float(stdtrit(freedom, 0.5 + confidence / 2))
@@ -89,13 +88,14 @@ def compare(effects: Sequence[float] | npt.NDArray[np.float64], *, confidence: f
         # two one-sided tests at alpha are an interval of confidence 1 - 2 alpha (Schuirmann 1987)
         equivalence_half_width=float(stdtrit(freedom, confidence)) * error,
         p_value=p_value,
-        p_wilcoxon=_wilcoxon(values),
         processes=count,
         smallest_effect=math.expm1((quantile + float(stdtrit(freedom, POWER))) * error),
     )
 
 
-def _wilcoxon(values: npt.NDArray[np.float64]) -> float | None:
+def wilcoxon_p(effects: Sequence[float] | npt.NDArray[np.float64]) -> float | None:
+    """Wilcoxon's signed-rank p value, a check on the t-interval; None where it could not reject."""
+    values = np.asarray(effects, dtype=np.float64)
     if len(values) < _FEWEST_FOR_WILCOXON or not values.any():
         return None
     from scipy.stats import wilcoxon

@@ -139,18 +139,18 @@ def _judge_question(evidence: Evidence, tables: "_Tables", pairs: list[Pair]) ->
 
 @dataclass(frozen=True)
 class _Judged:
-    """Comparisons of one question with their adjusted p values and outcomes."""
+    """The effects of one question, their comparisons, adjusted p values and outcomes."""
 
+    effects: dict[Pair, npt.NDArray[np.float64]]
     comparisons: dict[Pair, statistics.Comparison]
     adjusted: dict[Pair, float]
     outcomes: dict[Pair, Outcome]
 
     @staticmethod
     def on(evidence: Evidence, effects: dict[Pair, npt.NDArray[np.float64] | None]) -> "_Judged":
+        known = {pair: values for pair, values in effects.items() if values is not None}
         comparisons = {
-            pair: statistics.compare(values, confidence=evidence.confidence)
-            for pair, values in effects.items()
-            if values is not None
+            pair: statistics.compare(values, confidence=evidence.confidence) for pair, values in known.items()
         }
         p_values = statistics.adjust([comparison.p_value for comparison in comparisons.values()])
         adjusted = dict(zip(comparisons, p_values, strict=True))
@@ -160,7 +160,7 @@ class _Judged:
             )
             for pair, comparison in comparisons.items()
         }
-        return _Judged(comparisons, adjusted, outcomes)
+        return _Judged(known, comparisons, adjusted, outcomes)
 
 
 def _timed_verdict(evidence: Evidence, pair: Pair, judged: _Judged, without: Outcome | None) -> Verdict:
@@ -183,7 +183,7 @@ def _timed_verdict(evidence: Evidence, pair: Pair, judged: _Judged, without: Out
         p_adjusted=judged.adjusted[pair],
         outcome=outcome,
         reason=reason,
-        p_wilcoxon=comparison.p_wilcoxon,
+        p_wilcoxon=statistics.wilcoxon_p(judged.effects[pair]),
         processes=comparison.processes,
         smallest_effect=comparison.smallest_effect if known else None,
         outcome_without_contaminated=without,

@@ -174,40 +174,42 @@ _CODE = {
     "loss summed in the loop": "add the losses up in the loop and call backward() once after it",
     "one-forward retained": "run one forward and keep its graph with retain_graph=True until the last backward()",
     "func1": "keep a forward and a backward() for each loss",
+    "func2": "run a forward for each loss, add the losses up and call backward() once",
+    "func3": "keep a forward and a backward() for each loss",
+    "func4": "run a forward for each loss, add the losses up and call backward() once",
     "forward per slice": "run a forward and a backward() for each slice",
 }
+_PLAINEST = ("one-forward summed", "reduction=sum")
 
 
 def advice(record: BenchRecord) -> str:
     """What to do, in one line, from the verdicts that stand."""
     for question, baseline in (("combine", "func1"), ("slices", "retained loop")):
-        better = [v for v in record.verdicts if _saves(v, question, baseline)]
-        if better:
-            # the reference's own verdict has the simplest code; others are only preferred where clearly faster
-            best = max(better, key=lambda v: (v.interval or (0.0, 0.0))[0])
-            plain = [v for v in better if v.candidate in ("one-forward summed", "reduction=sum")]
-            if plain and plain[0].interval and best.ratio and plain[0].interval[1] >= best.ratio:
-                best = plain[0]
-            code = _CODE.get(best.candidate, best.candidate)
-            return f"{code}: {fmt.times(best.ratio or 1.0)} faster here than {baseline}, same gradients."
         if verdicts_of(record, question):
-            return f"nothing measured here is surely faster than {baseline}; see {question} for what could not be told."
+            return _best_way(record, question, baseline)
     if record.growth is not None:
         return growth_finding(record)
-    verdict = find_verdict(record, "retain", "retain_graph=False", "retain_graph=True")
-    if verdict is not None:
-        return (
-            "call backward() without retain_graph wherever the graph is not needed again; it costs memory, see retain."
-        )
-    return "time is decided by the gradient policy: reset .grad to None or write into kept buffers, see the table."
+    if verdicts_of(record, "retain"):
+        return "call backward() without retain_graph wherever the graph is not needed again, see retain for its cost."
+    return "see the verdicts below; --question combine compares ways to back-propagate several losses."
 
 
-def _saves(verdict: Verdict, question: str, baseline: str) -> bool:
-    return (
-        (verdict.question, verdict.baseline, verdict.metric) == (question, baseline, "seconds")
-        and verdict.outcome == "less"
-        and verdict.ratio is not None
-    )
+def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
+    """The fastest way whose verdict against the usual code stands; the plainest of those that tie."""
+    judged = [verdict for verdict in verdicts_of(record, question) if verdict.baseline == baseline]
+    better = [verdict for verdict in judged if verdict.outcome == "less" and verdict.ratio and verdict.interval]
+    if not better:
+        fact = find_way(record, question, baseline)
+        if not judged and fact is not None and fact.note:
+            return f"leave the {baseline} ({fact.note}); any other way below gives the same gradients."
+        return f"nothing measured here is surely faster than {baseline}; {question} says what could not be told."
+    best = max(better, key=lambda verdict: verdict.ratio or 0.0)
+    for verdict in better:
+        if verdict.candidate in _PLAINEST and verdict.interval and verdict.interval[1] >= (best.ratio or 0.0):
+            best = verdict
+            break
+    code = _CODE.get(best.candidate, best.candidate)
+    return f"{code}: {fmt.times(best.ratio or 1.0)} faster here than {baseline}, same gradients."
 
 
 def growth_finding(record: BenchRecord) -> str:

@@ -39,7 +39,8 @@ def _run_line(record: BenchRecord) -> str:
     cold = f", {settings.cold_processes} cold starts" if settings.cold_processes else ""
     return (
         f"{settings.mode} run of {run.seconds:.0f} s, seed {settings.seed}: {settings.processes} processes, rounds in "
-        f"each: {rounds}{cold}. Ended: {_STOPPED[settings.stopped_by]}."
+        f"each: {rounds}{cold}. Ended: {_STOPPED[settings.stopped_by]}. Ratios are medians of pairs within a round, "
+        "so they need not be the ratio of the medians shown."
     )
 
 

@@ -31,12 +31,13 @@ def count(value: float | None) -> str:
 
 
 def flops(value: int | None) -> str:
-    """Floating-point operations in mega or giga."""
+    """Floating-point operations, in thousands (k), millions (M) or milliards (G)."""
     if value is None:
         return "-"
-    if value == 0:
-        return "0"
-    return f"{_three(value / 1e9)} G" if value >= 1e9 else f"{_three(value / 1e6)} M"
+    for unit, scale in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{_three(value / scale)} {unit}"
+    return str(value)
 
 
 def times(ratio: float) -> str:
@@ -47,7 +48,7 @@ def times(ratio: float) -> str:
 def percent(share: float) -> str:
     """A relative difference as `3.6%`, without its sign."""
     value = abs(share) * 100
-    return f"{value:.0f}%" if value >= 10 or value == int(value) else f"{value:.1f}%"
+    return f"{value:.0f}%" if value >= 10 else f"{f'{value:.1f}'.removesuffix('.0')}%"
 
 
 def number(value: float) -> str:

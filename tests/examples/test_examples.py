@@ -1,0 +1,265 @@
+"""Each example, run as a user would run it, but small."""
+
+import functools
+import importlib.util
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RECORD = 3073
+FIGURES = 12  # six published and six of today
+
+
+@functools.cache
+def run(name, *arguments):
+    """What an example prints as a program of its own, run once per worker.
+
+    It gets one thread, since tests run beside one another.
+    """
+    command = [sys.executable, str(EXAMPLES / name), *map(str, arguments)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def run_here(monkeypatch, capsys):
+    """Run an example as the main program inside this process, which spares the import of torch."""
+
+    def start(name, *arguments):
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+        shown = capsys.readouterr()
+        return ended.value.code, shown.out, shown.err
+
+    return start
+
+
+@pytest.fixture
+def refused(run_here):
+    """The one sentence with which an example refuses bad use, and code 2."""
+
+    def start(name, *arguments):
+        code, out, error = run_here(name, *arguments)
+        assert (code, out) == (2, "")
+        (line,) = error.splitlines()
+        assert line.startswith(f"{name}: ")
+        assert line.endswith(".")
+        return line
+
+    return start
+
+
+def write_cifar(path, labels):
+    pixels = bytes(index * 7 % 256 for index in range(RECORD - 1))
+    path.write_bytes(b"".join(bytes([label]) + pixels[label:] + pixels[:label] for label in labels))
+    return path
+
+
+def tables(text):
+    """Every row of the published and today's figures, by function."""
+    rows = re.findall(r"^(func\d)(.*)$", text, flags=re.MULTILINE)
+    return [(name, [float(figure) for figure in figures.replace("|", " ").split()]) for name, figures in rows]
+
+
+@pytest.mark.parametrize("name", ["two_losses.py", "equivalence.py", "slices.py"])
+def test_the_help_shows_examples(name, run_here):
+    code, out, _ = run_here(name, "--help")
+    assert code == 0
+    assert f"python examples/{name}" in out
+
+
+@pytest.mark.parametrize("name", ["two_losses.py", "equivalence.py", "slices.py"])
+def test_an_unknown_option_is_refused_in_one_sentence(name, refused):
+    assert "--no-such-option" in refused(name, "--no-such-option")
+
+
+def test_the_two_losses_tables_have_four_functions_with_and_without_warm_up():
+    text = run("two_losses.py", "--small", "--no-bench")
+    rows = tables(text)
+    assert [name for name, _ in rows] == ["func1", "func2", "func3", "func4"] * 2
+    assert "With one warm-up" in text
+    assert "Without a warm-up" in text
+    for _, figures in rows:
+        assert len(figures) == FIGURES
+        for mean, least, most in zip(figures[::3], figures[1::3], figures[2::3], strict=True):
+            assert 0 < least <= mean <= most
+    assert rows[0][1][:6] == [116.5, 113.8, 129.7, 383.5, 365.7, 384.4]
+
+
+def test_the_two_losses_tables_fit_into_110_columns():
+    assert max(map(len, run("two_losses.py", "--small", "--no-bench").splitlines())) <= 110
+
+
+def test_the_two_losses_example_says_why_the_published_design_cannot_answer():
+    text = " ".join(run("two_losses.py", "--small", "--no-bench").split())
+    assert "Why this design cannot answer: each function runs as one block" in text
+    assert "What `multiback bench` does instead: it runs the ways interleaved" in text
+
+
+def test_the_two_losses_process_hands_back_every_repetition():
+    found = json.loads(run("two_losses.py", "--small", "--measure", "without", "--repetitions", 3))
+    assert list(found) == ["func1", "func2", "func3", "func4"]
+    assert all(len(columns["seconds"]) == len(columns["rss"]) == 3 for columns in found.values())
+
+
+def test_the_two_losses_example_benches_both_saved_nets(tmp_path):
+    text = run("two_losses.py", "--small", "--folder", tmp_path)
+    assert (tmp_path / "two-layer" / "model.pytorch").is_file()
+    assert (tmp_path / "mlp" / "model.pytorch").is_file()
+    _, two_layer, mlp = re.split(r"^=+\n", text, flags=re.MULTILINE)
+    assert "--input 1x40 --trust-pickle" in two_layer
+    assert "P = 3,280 parameters" in two_layer
+    assert "--input 1x64 --trust-pickle" in mlp
+    assert "P = 98,880 parameters" in mlp
+    for report in (two_layer, mlp):
+        assert "one-forward summed" in report
+        assert "published losses" in " ".join(report.split())
+
+
+def test_the_two_losses_example_keeps_a_model_that_is_there(tmp_path, refused):
+    kept = tmp_path / "mlp" / "model.pytorch"
+    kept.parent.mkdir()
+    kept.write_text("mine")
+    assert "exists already and is kept" in refused("two_losses.py", "--small", "--folder", tmp_path)
+    assert kept.read_text() == "mine"
+
+
+def test_the_two_losses_folder_must_not_be_a_file(tmp_path, refused):
+    (tmp_path / "file").touch()
+    assert "--folder: must be a folder" in refused("two_losses.py", "--folder", tmp_path / "file")
+
+
+def test_the_two_losses_repetitions_must_be_one_or_more(refused):
+    assert "--repetitions: must be 1 or more; got 0" in refused("two_losses.py", "--repetitions", 0)
+
+
+def test_the_equivalence_of_all_three_ways_is_stated():
+    text = run("equivalence.py", "--dtype", "float32")
+    for way in ("separate", "accumulated", "summed"):
+        assert f"holds: {way}: every input's gradient is the weight, to the last bit" in text
+        assert f"holds: {way}: the weight's gradient is the inputs' column sum" in text
+        assert re.search(rf"{way}: weight \[1\.3757 1\.442[45] 1\.780[01] 2\.0434\]", text)
+    assert "the weight's gradient is the published [1.3757 1.4424 1.7801 2.0434]" in text
+
+
+def test_the_equivalence_holds_in_float64_too(run_here):
+    code, out, _ = run_here("equivalence.py", "--dtype", "float64")
+    assert code == 0
+    assert "So `mean` differs from `sum` by the factor B and by nothing else" in out
+
+
+@pytest.mark.parametrize("rows", [3, 4])
+def test_the_equivalence_of_mean_and_sum_is_the_factor_b(rows):
+    text = run("equivalence.py", "--dtype", "float32")
+    assert f"sum is {rows}.000000 times mean" in text
+    assert f"holds: inputs: the gradient of `sum` is {rows} times that of `mean`" in text
+    assert f"holds: weight: the gradient of `sum` is {rows} times that of `mean`" in text
+
+
+def test_the_equivalence_example_raises_where_a_statement_does_not_hold():
+    spec = importlib.util.spec_from_file_location("equivalence", EXAMPLES / "equivalence.py")
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    example.INPUTS[0][0] += 1e-2
+    with pytest.raises(ArithmeticError, match=r"does not hold: the weight's gradient is the published"):
+        example.show_linear(example.DTYPES["float32"])
+
+
+SMALL_SLICES = ("--batch", 8, "--repetitions", 1, "--no-bench")
+
+
+def test_the_slices_loop_gives_the_same_numbers_as_one_traversal():
+    text = run("slices.py", *SMALL_SLICES)
+    assert "8 images of scikit-learn's digits" in text
+    images = re.search(r"largest difference (\S+) in the images' gradients", text)
+    parameters = re.search(r"(\S+) of the norm in the parameters'", text)
+    assert images
+    assert parameters
+    assert float(images[1]) < 1e-6
+    assert float(parameters[1]) < 1e-5
+
+
+def test_the_slices_example_shows_the_second_time_error():
+    assert "RuntimeError: Trying to backward through the graph a second time" in run("slices.py", *SMALL_SLICES)
+
+
+def test_a_repeated_slice_is_read_twice_as_large():
+    text = run("slices.py", *SMALL_SLICES)
+    assert re.search(r"first backward: factor 1\.0000; the same slice again: factor 2\.0000", text)
+    assert "reads each slice alone: factor 1.0000" in text
+
+
+def test_the_slices_example_reads_a_file_of_cifar(tmp_path, run_here):
+    path = write_cifar(tmp_path / "data_batch_1.bin", range(10))
+    code, out, _ = run_here("slices.py", *SMALL_SLICES, "--cifar", path)
+    assert code == 0
+    assert f"8 images of CIFAR-10 from {path}" in out
+
+
+def test_the_slices_example_reads_a_folder_of_cifar(tmp_path, run_here):
+    for index in (1, 2):
+        write_cifar(tmp_path / f"data_batch_{index}.bin", range(5))
+    code, out, _ = run_here("slices.py", *SMALL_SLICES, "--cifar", tmp_path)
+    assert code == 0
+    assert f"8 images of CIFAR-10 from {tmp_path}" in out
+
+
+def test_the_slices_example_ends_with_the_bench(tmp_path):
+    path = write_cifar(tmp_path / "data_batch_1.bin", range(4))
+    text = run("slices.py", "--batch", 4, "--repetitions", 1, "--budget", 5, "--cifar", path)
+    assert "slices: one backward per slice, or all at once?" in text
+    assert "retained loop" in text
+
+
+def test_a_missing_cifar_file_ends_the_program_with_code_2_and_one_sentence(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "slices.py"), "--cifar", str(tmp_path / "none.bin")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("slices.py: --cifar: ")
+    assert "none.bin cannot be read (No such file or directory)" in line
+
+
+def test_a_cifar_file_of_another_size_is_refused(tmp_path, refused):
+    path = write_cifar(tmp_path / "short.bin", [1, 2])
+    path.write_bytes(path.read_bytes()[:-1])
+    assert "whole records of 3073 bytes" in refused("slices.py", "--cifar", path)
+
+
+def test_a_cifar_folder_without_files_is_refused(tmp_path, refused):
+    assert "must hold .bin files" in refused("slices.py", "--cifar", tmp_path)
+
+
+def test_a_cifar_label_above_nine_is_refused(tmp_path, refused):
+    path = write_cifar(tmp_path / "labels.bin", [1, 10])
+    assert "labels must be 0 to 9" in refused("slices.py", "--cifar", path)
+
+
+def test_a_batch_larger_than_the_file_is_refused(tmp_path, refused):
+    path = write_cifar(tmp_path / "two.bin", [1, 2])
+    assert "must be at most the 2 images" in refused("slices.py", "--cifar", path, "--batch", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--batch", "1"], "--batch: must be 2 or more"),
+        (["--repetitions", "0"], "--repetitions: must be 1 or more"),
+        (["--budget", "0"], "--budget: must be a positive number of seconds"),
+        (["--seed", "-1"], "--seed: must be a whole number"),
+        (["--batch", "many"], "argument --batch: invalid int value: 'many'"),
+    ],
+)
+def test_a_bad_value_of_slices_is_refused(arguments, message, refused):
+    assert message in refused("slices.py", *arguments)

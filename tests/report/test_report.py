@@ -1,0 +1,318 @@
+"""Reports say what records hold, in words that a reader can act on."""
+
+import io
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from multiback.measure.verdicts import judge_again
+from multiback.records import Growth
+from multiback.report import claims, console, document, markdown, sentences
+from multiback.report import format as fmt
+
+
+def text_of(record):
+    return " ".join(console.to_text(record).split())
+
+
+def verdict_of(record, candidate, metric="seconds", **changes):
+    found = next(v for v in record.verdicts if (v.candidate, v.metric) == (candidate, metric))
+    return msgspec.structs.replace(found, **changes)
+
+
+# ---- sentences -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        (
+            {"outcome": "less", "ratio": 1.72, "interval": (1.68, 1.77)},
+            "func2 is 1.72x faster than func1 (95% CI 1.68-1.77)",
+        ),
+        (
+            {"outcome": "more", "ratio": 1 / 1.72, "interval": (1 / 1.77, 1 / 1.68)},
+            "func2 is 1.72x slower than func1 (95% CI 1.68-1.77)",
+        ),
+        (
+            {"outcome": "small", "ratio": 1 / 1.036, "interval": (1 / 1.069, 1 / 1.005)},
+            "func2 is 3.6% slower than func1 (95% CI 0.5%-6.9%): real but small, it may be under your margin of 5%.",
+        ),
+        (
+            {"outcome": "small", "ratio": 1 / 1.24, "interval": (1 / 1.48, 1 / 1.048)},
+            "func2 is 24% slower than func1 (95% CI 4.8%-48%): real, but it may be under your margin of 5%.",
+        ),
+        (
+            {"outcome": "same", "ratio": 1.0, "interval": (0.98, 1.02)},
+            "func2 shows no difference over 5% against func1 (95% CI: between 2% faster and 2% slower).",
+        ),
+        (
+            {"outcome": "cannot-tell", "interval": (0.97, 1.09), "reason": "processes=22", "processes": 10},
+            "func2 against func1: cannot tell, between 8.3% faster and 3.1% slower; about 12 more processes would "
+            "tell: --processes 22.",
+        ),
+        (
+            {"outcome": "cannot-tell", "ratio": 1.0, "interval": (0.5, 2.0), "reason": "processes=6", "processes": 5},
+            "func2 against func1: cannot tell, between 50% faster and 100% slower; about 1 more process would tell: "
+            "--processes 6.",
+        ),
+        (
+            {"outcome": "cannot-tell", "ratio": 1.0, "interval": (0.1, 9.0), "reason": "no-use"},
+            "more processes would not tell on this machine as it is now",
+        ),
+        (
+            {"outcome": "cannot-tell", "ratio": 1.0, "interval": None, "reason": "processes=5", "processes": 1},
+            "cannot tell, one process gives no interval",
+        ),
+        (
+            {"outcome": "cannot-tell", "ratio": 3.0, "interval": (2.9, 3.1), "reason": "control-differs"},
+            "the A/A control differs, so no outcome of this run stands",
+        ),
+    ],
+)  # fmt: skip
+def test_each_outcome_has_its_sentence(combine_record, changes, expected):
+    verdict = verdict_of(combine_record, "func2", **{"outcome_without_contaminated": None, **changes})
+    assert expected in sentences.sentence(verdict, combine_record)
+
+
+def test_flops_stand_beside_time(combine_record):
+    verdict = verdict_of(combine_record, "one-forward summed")
+    assert "FLOPs alone say 2.00x" in sentences.sentence(verdict, combine_record)
+
+
+def test_a_verdict_that_disturbed_calls_decide_says_so(combine_record):
+    verdict = verdict_of(combine_record, "func2", outcome_without_contaminated="cannot-tell")
+    assert "(without the calls that were disturbed from outside: cannot tell)" in sentences.sentence(
+        verdict, combine_record
+    )
+
+
+def test_a_way_with_other_gradients_is_named_with_its_difference_and_not_ranked(combine_record):
+    text = text_of(combine_record)
+    assert "func3: not the same gradients (max relative difference 0.32), so it is not ranked." in text
+    assert "func3 is" not in text
+
+
+def test_the_mean_is_said_to_differ_by_its_factor(full_record):
+    text = text_of(full_record)
+    assert (
+        "reduction=mean: not the same gradients, 0.25 times the others', that is 1/4, one over the number of rows B"
+        in text
+    )
+
+
+def test_exact_bytes_stand_beside_one_another(combine_record):
+    text = text_of(combine_record)
+    assert "peak memory: 1000 B for one-forward summed, 2.93 KiB for func1 (0.33x)." in text
+
+
+def test_what_retaining_holds_is_given_even_where_it_is_small(full_record):
+    text = text_of(full_record)
+    assert "memory held afterwards: 60 B for retain_graph=True, 10 B for retain_graph=False (6.00x)." in text
+    assert "peak memory: 1.04 KiB for retain_graph=True, 1010 B for retain_graph=False (+50 B)." in text
+
+
+def test_the_confidence_of_a_run_that_stopped_itself_is_said(make_combine):
+    assert "(97% CI" in text_of(make_combine(stopped_by="precision"))
+
+
+# ---- claims and advice -----------------------------------------------------------------------------
+
+
+def judged(record):
+    return {claim.text: claim for claim in claims.judge(record)}
+
+
+def test_every_published_claim_is_judged_on_a_full_record(full_record):
+    found = judged(full_record)
+    assert len(found) == 6  # func1 and func2 were not run
+    assert (
+        found['"A second backward is cheaper, since the graph need not be computed again."'].verdict == "did not hold"
+    )
+    assert (
+        found['"The first backward is slower because computations are cached."'].verdict == "slower, but not by caching"
+    )
+    assert found['"A retained graph grows bigger and slower with every backward."'].verdict == "did not hold"
+    assert found['"retain_graph does nothing but occupy memory, so it does not matter."'].verdict == "held in time"
+    assert found['"A summed loop is slower than one call on the batch."'].verdict == "held"
+    mean = found['"With the loss\'s mean the gradients differ slightly."']
+    assert mean.verdict == "did not hold"
+    assert "4 times the mean's" in mean.because
+
+
+def test_the_claim_on_two_forwards_gives_the_reason_with_figures(combine_record):
+    (claim,) = claims.judge(combine_record)
+    assert claim.verdict == "held"
+    assert "two graphs" in claim.because
+    assert "peak 4.88 KiB against 2.93 KiB" in claim.because
+
+
+def test_claims_cannot_be_told_where_the_control_differs(make_combine):
+    (claim,) = claims.judge(make_combine(control_seconds=1.5))
+    assert claim.verdict == "cannot tell"
+
+
+def test_growth_by_successive_calls_is_judged_where_growth_was_not_asked(full_record):
+    record = msgspec.structs.replace(full_record, growth=None)
+    claim = judged(record)['"A retained graph grows bigger and slower with every backward."']
+    assert "every call walks the same 7 nodes" in claim.because
+
+
+def test_the_advice_is_the_plainest_of_the_fastest_ways(combine_record):
+    advice = claims.advice(combine_record)
+    assert advice.startswith(
+        "run one forward, add the losses up and call backward() once: 2.99x faster here than func1"
+    )
+
+
+def test_no_advice_is_given_on_verdicts_that_do_not_stand(make_combine):
+    assert "nothing measured here is surely faster than func1" in claims.advice(make_combine(control_seconds=1.5))
+
+
+def test_a_loop_that_was_too_slow_to_time_is_advised_against(full_record):
+    ways = [
+        msgspec.structs.replace(fact, note="not timed: one run takes 31.0 s, too long for the budget")
+        if fact.way == "retained loop"
+        else fact
+        for fact in full_record.ways
+    ]
+    kept = [v for v in full_record.verdicts if "retained loop" not in (v.baseline, v.candidate)]
+    record = msgspec.structs.replace(full_record, ways=ways, verdicts=kept)
+    assert claims.advice(record).startswith("leave the retained loop (not timed: one run takes 31.0 s")
+
+
+def test_growth_names_what_was_proved_and_nothing_else(full_record):
+    assert "reaches the node that made hidden. Detach it" in claims.growth_finding(full_record)
+    unproved = msgspec.structs.replace(full_record, growth=Growth(steps=full_record.growth.steps, carried=[]))
+    assert "what does is not named" in claims.growth_finding(unproved)
+
+
+def test_no_growth_is_said_to_be_none(full_record):
+    flat = [step for step in full_record.growth.steps if step.way == "one graph, retained"]
+    steps = [msgspec.structs.replace(step, way="a forward per step") for step in flat]
+    record = msgspec.structs.replace(full_record, growth=Growth(steps=steps, carried=[]))
+    assert claims.growth_finding(record) == "Nothing grows: every step walks 10 nodes, retained or not."
+
+
+@pytest.mark.parametrize(
+    ("question", "start"),
+    [("retain", "call backward() without retain_graph"), ("successive", "see the verdicts below")],
+)
+def test_other_questions_have_advice_of_their_own(full_record, question, start):
+    kept = [v for v in full_record.verdicts if v.question == question]
+    record = msgspec.structs.replace(full_record, verdicts=kept, growth=None)
+    assert claims.advice(record).startswith(start)
+
+
+# ---- documents and renderers -----------------------------------------------------------------------
+
+
+def test_a_report_has_a_section_per_question_the_claims_and_the_conduct(full_record):
+    titles = [section.title.split(":")[0] for section in document.build(full_record).sections]
+    assert titles == [
+        "successive",
+        "cold",
+        "retain",
+        "slices",
+        "growth",
+        "What the published answers claimed",
+        "How this was measured",
+    ]
+
+
+def test_questions_without_anything_in_the_record_are_left_out(combine_record):
+    settings = msgspec.structs.replace(combine_record.run.settings, questions=["combine", "retain"])
+    record = msgspec.structs.replace(combine_record, run=msgspec.structs.replace(combine_record.run, settings=settings))
+    assert [s.title.split(":")[0] for s in document.build(record).sections][:2] == [
+        "combine",
+        "What the published answers claimed",
+    ]
+
+
+def test_the_conduct_says_what_the_control_read(make_combine):
+    assert "no difference can be told, as it must be" in text_of(make_combine())
+    assert "DIFFERS, so every outcome on time is 'cannot tell'" in text_of(make_combine(control_seconds=1.5))
+    without = msgspec.structs.replace(make_combine(), control=None)
+    assert "A/A control: not run" in text_of(without)
+
+
+def test_the_conduct_says_how_the_run_ended(make_combine):
+    assert "INTERRUPTED, this record is partial" in text_of(make_combine(stopped_by="interrupt"))
+    assert "the budget was spent" in text_of(make_combine(stopped_by="budget"))
+
+
+def test_memory_figures_that_disagree_are_reported(combine_record):
+    ways = [
+        msgspec.structs.replace(fact, peak_bytes=1000, high_water_bytes=64 << 20) for fact in combine_record.ways[:1]
+    ]
+    record = msgspec.structs.replace(combine_record, ways=ways, memory_fault="a tensor read as nothing")
+    text = text_of(record)
+    assert "the system saw a peak of 64.0 MiB where allocation events say 1000 B" in text
+    assert "Memory figures are not to be trusted here: a tensor read as nothing." in text
+
+
+def test_cycles_that_only_the_collector_frees_are_reported(combine_record):
+    ways = [msgspec.structs.replace(combine_record.ways[0], collected=12)]
+    assert "func1 leaves 12 objects in reference cycles" in text_of(msgspec.structs.replace(combine_record, ways=ways))
+
+
+def test_the_terminal_report_fits_its_width_and_has_no_control_codes_in_a_pipe(full_record):
+    text = console.to_text(full_record)
+    assert max(map(len, text.splitlines())) <= 100
+    assert "\x1b" not in text
+    stream = io.StringIO()
+    console.render(full_record, console.make_console(stream))
+    assert stream.getvalue() == text
+
+
+def test_a_terminal_gets_colours_and_the_same_words(full_record):
+    stream = io.StringIO()
+    console.render(full_record, Console(file=stream, width=100, force_terminal=True, color_system="standard"))
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_markdown_has_a_table_per_question_and_escapes_what_would_format(full_record):
+    text = markdown.render(full_record)
+    assert text.startswith("# multiback bench mlp")
+    assert text.count("| --- |") == 5
+    assert "retain\\_graph=True" in text
+    assert "\n\n\n" not in text
+
+
+def test_a_record_read_back_reports_the_same(full_record):
+    assert console.to_text(judge_again(full_record)) == console.to_text(full_record)
+
+
+# ---- numbers ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("formatter", "value", "expected"),
+    [
+        (fmt.seconds, 1.234, "1.23 s"),
+        (fmt.seconds, 0.0123, "12.3 ms"),
+        (fmt.seconds, 0.000123, "123 us"),
+        (fmt.seconds, 1e-8, "0.01 us"),
+        (fmt.size, 0, "0 B"),
+        (fmt.size, 1023, "1023 B"),
+        (fmt.size, 100_716_560, "96.1 MiB"),
+        (fmt.size, 5 << 30, "5.00 GiB"),
+        (fmt.count, 16385.0, "16,385"),
+        (fmt.flops, 285_212_672, "285 M"),
+        (fmt.flops, 2_000_000_000, "2.00 G"),
+        (fmt.flops, 1_500, "1.50 k"),
+        (fmt.flops, 0, "0"),
+        (fmt.times, 441.2, "441x"),
+        (fmt.percent, -0.05, "5%"),
+        (fmt.percent, 0.036, "3.6%"),
+        (fmt.number, 0.0078125, "0.00781"),
+    ],
+)
+def test_numbers_have_three_figures_and_their_unit(formatter, value, expected):
+    assert formatter(value) == expected
+
+
+@pytest.mark.parametrize("formatter", [fmt.seconds, fmt.size, fmt.count, fmt.flops])
+def test_what_was_not_measured_is_a_dash(formatter):
+    assert formatter(None) == "-"
