@@ -9,7 +9,7 @@ from typing import NoReturn
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor, nn
-from typing_extensions import override  # torch depends on it
+from typing_extensions import override
 
 INPUTS = [
     [0.4593, 0.3410, 0.1009, 0.9787],

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor, nn
-from typing_extensions import override  # torch depends on it
+from typing_extensions import override
 
 import multiback as mb
 from multiback.benching.problems import tutorial_net

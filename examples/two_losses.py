@@ -18,7 +18,7 @@ from typing import NoReturn
 import psutil
 import torch
 from torch import Tensor, nn
-from typing_extensions import override  # torch depends on it
+from typing_extensions import override
 
 WIDTH = 110
 CELL = 8

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import torch
 import torch.nn.functional as F  # noqa: N812 -- torch's own convention
 from torch import Tensor, nn
-from typing_extensions import override  # torch depends on it
+from typing_extensions import override
 
 from multiback.benching.names import PRESETS
 from multiback.errors import OptionError
