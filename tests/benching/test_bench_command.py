@@ -59,6 +59,10 @@ def dying():
     import os
     os.abort()
 
+def leaving():
+    import os
+    os._exit(0)
+
 def mixed_rows():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     return mb.Problem(
@@ -128,6 +132,7 @@ REFUSED = {
     "a loss without graph": (["train.py:detached_loss"], "must have a graph"),
     "a loss that raises": (["train.py:raising_loss"], "it raised RuntimeError"),
     "a target that dies": (["train.py:dying"], "it ended with SIGABRT"),
+    "a target that leaves without a word": (["train.py:leaving"], "it ended with exit status 0"),
     "an unwritable output": (["mlp", "--markdown", "no/folder.md"], "does not exist"),
     "two outputs in one file": (["mlp", "--markdown", "out.json"], "must be two files"),
     "a batch of zero": (["mlp", "--batch", "0"], "--batch: must be 1 or more; got 0"),

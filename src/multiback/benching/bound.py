@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -320,10 +321,11 @@ def _restore_attributes(module: nn.Module, attributes: dict[str, tuple[Any, Any]
             value.update(copy)
 
 
-def _random_state() -> tuple[Tensor, object]:
-    return torch.get_rng_state(), random.getstate()
+def _random_state() -> tuple[Tensor, object, dict[str, Any]]:
+    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
 
 
-def _restore_random_state(state: tuple[Tensor, Any]) -> None:
+def _restore_random_state(state: tuple[Tensor, Any, dict[str, Any]]) -> None:
     torch.set_rng_state(state[0])
     random.setstate(state[1])
+    np.random.set_state(state[2])

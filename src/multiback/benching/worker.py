@@ -25,6 +25,9 @@ from multiback.benching.protocol import Cold, Done, Examine, Failed, Job, Measur
 from multiback.errors import MultibackError
 from multiback.records import ProblemFacts
 
+# Of a child that has sent its last answer; a target that leaves by itself has another status, 0 included.
+_ANSWERED = 64
+
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the runner closes its end."""
@@ -49,14 +52,13 @@ def _fork(job: Job, outgoing: Connection) -> None:
         status = 1
         try:
             _answer(job, outgoing)
-            status = 0
+            status = _ANSWERED
         finally:
             os._exit(status)
     _, status = os.waitpid(child, 0)
     if os.WIFSIGNALED(status):
-        name = signal.Signals(os.WTERMSIG(status)).name
-        send(outgoing, Failed(kind="WorkerError", message=_death(name), details=""))
-    elif os.WEXITSTATUS(status):
+        send(outgoing, Failed(kind="WorkerError", message=_death(signal.Signals(os.WTERMSIG(status)).name), details=""))
+    elif os.WEXITSTATUS(status) != _ANSWERED:
         send(outgoing, Failed(kind="WorkerError", message=_death(f"exit status {os.WEXITSTATUS(status)}"), details=""))
 
 
