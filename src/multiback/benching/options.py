@@ -78,12 +78,7 @@ def make(
     _positive("--num-losses", source.num_losses)
     _positive("--processes", processes)
     _positive("--rounds", rounds)
-    if budget is not None and not 0 < budget < float("inf"):
-        raise OptionError(f"--budget: must be a positive number of seconds; got {budget:g}. Try --budget 110.")
-    if not 0 < margin_percent < 100:
-        raise OptionError(f"--margin: must be a percentage between 0 and 100; got {margin_percent:g}. Try --margin 5.")
-    if not 0 <= source.seed < 2**63:
-        raise OptionError(f"--seed: must be a whole number from 0 to 2^63 - 1; got {source.seed}.")
+    _check_numbers(budget, margin_percent, source.seed)
     return Options(
         source=source,
         questions=asked,
@@ -107,6 +102,15 @@ def parse_shape(text: str | None) -> list[int] | None:
     if not all(part.isdigit() and int(part) > 0 for part in parts):
         raise OptionError(f"--input: must be a shape such as 1x40 or 8x3x32x32, sizes of 1 or more; got {text!r}.")
     return [int(part) for part in parts]
+
+
+def _check_numbers(budget: float | None, margin_percent: float, seed: int) -> None:
+    if budget is not None and not 0 < budget < float("inf"):
+        raise OptionError(f"--budget: must be a positive number of seconds; got {budget:g}. Try --budget 110.")
+    if not 0 < margin_percent < 100:
+        raise OptionError(f"--margin: must be a percentage between 0 and 100; got {margin_percent:g}. Try --margin 5.")
+    if not 0 <= seed < 2**63:
+        raise OptionError(f"--seed: must be a whole number from 0 to 2^63 - 1; got {seed}. Try --seed 0.")
 
 
 def _policy(grads: str | None) -> Grads | None:

@@ -236,23 +236,7 @@ class _Runner:
         examined, options = self._examined, self._options
         if examined is None:
             raise AssertionError("a record needs an examined problem")
-        settings = Settings(
-            mode=options.mode,
-            questions=options.questions,
-            ways=options.ways,
-            grads=options.grads,
-            processes=len(
-                {p for p, q in zip(self._samples.process, self._samples.question, strict=True) if q != "cold"}
-            ),
-            rounds=self._design.rounds if self._design else {},
-            cold_processes=options.defaults.cold_processes if "cold" in options.questions else 0,
-            budget=options.budget,
-            margin=options.margin,
-            threads=options.threads,
-            seed=options.source.seed,
-            precision=PRECISION,
-            stopped_by=stopped_by,
-        )
+        settings = self._settings(stopped_by)
         control = questions.control_pair(self._control) if self._control else None
         judged, judged_control = verdicts.judge(
             self._evidence(verdicts.confidence_of(settings)), self._pairs(), control
@@ -274,6 +258,25 @@ class _Runner:
             control=judged_control,
             growth=examined.growth,
             memory_fault=examined.memory_fault,
+        )
+
+    def _settings(self, stopped_by: StoppedBy) -> Settings:
+        options, samples = self._options, self._samples
+        timed = {p for p, q in zip(samples.process, samples.question, strict=True) if q != "cold"}
+        return Settings(
+            mode=options.mode,
+            questions=options.questions,
+            ways=options.ways,
+            grads=options.grads,
+            processes=len(timed),
+            rounds=self._design.rounds if self._design else {},
+            cold_processes=options.defaults.cold_processes if "cold" in options.questions else 0,
+            budget=options.budget,
+            margin=options.margin,
+            threads=options.threads,
+            seed=options.source.seed,
+            precision=PRECISION,
+            stopped_by=stopped_by,
         )
 
     def _with_notes(self, examined: Examined) -> list[WayFacts]:

@@ -4,6 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -171,15 +172,11 @@ def _timed_verdict(evidence: Evidence, pair: Pair, judged: _Judged, without: Out
         needed = statistics.processes_to_tell(comparison, margin=evidence.margin)
         reason = "no-use" if needed is None else f"processes={needed}"
     known = comparison.processes > 1
-    return Verdict(
-        question=pair.question,
-        baseline=pair.baseline.label(pair.question),
-        candidate=pair.candidate.label(pair.question),
-        metric=pair.metric,
-        grads=pair.grads,
+    return _verdict(
+        evidence,
+        pair,
         ratio=comparison.ratio,
         interval=comparison.interval if known else None,
-        margin=evidence.margin,
         p_adjusted=judged.adjusted[pair],
         outcome=outcome,
         reason=reason,
@@ -200,18 +197,27 @@ def _exact_verdict(evidence: Evidence, pair: Pair, baseline: int, candidate: int
         outcome = "same"
     else:
         outcome = "less" if candidate < baseline else "more"
+    return _verdict(
+        evidence,
+        pair,
+        ratio=ratio,
+        interval=None if ratio is None else (ratio, ratio),
+        p_adjusted=None,
+        outcome=outcome,
+        reason="gradients-differ" if outcome == "not-comparable" else "exact",
+    )
+
+
+def _verdict(evidence: Evidence, pair: Pair, **found: Any) -> Verdict:
+    """What was found on a pair, with what the pair itself says."""
     return Verdict(
         question=pair.question,
         baseline=pair.baseline.label(pair.question),
         candidate=pair.candidate.label(pair.question),
         metric=pair.metric,
         grads=pair.grads,
-        ratio=ratio,
-        interval=None if ratio is None else (ratio, ratio),
         margin=evidence.margin,
-        p_adjusted=None,
-        outcome=outcome,
-        reason="gradients-differ" if outcome == "not-comparable" else "exact",
+        **found,
     )
 
 
