@@ -5,6 +5,7 @@
     MultibackError
     ├── InputError            bad use or bad input: exit code 2
     │   ├── OptionError       an option or argument breaks its rule
+    │   ├── RequestError      losses, weights, wrt or method of a gradient request break a rule
     │   ├── TargetError       the target cannot be found, loaded or trusted
     │   ├── ProblemError      the target loads, but its model, data or losses break a rule
     │   ├── OutputError       an output file cannot be written
@@ -31,6 +32,10 @@ class InputError(MultibackError, ValueError):
 
 class OptionError(InputError):
     """An option or an argument of a function breaks its rule."""
+
+
+class RequestError(InputError):
+    """The losses, weights, wrt or method of a gradient request break a rule."""
 
 
 class TargetError(InputError):

@@ -1,6 +1,6 @@
 """Reads an autograd graph: nodes, leaves, saved bytes, freed nodes; never runs a backward."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,19 +47,37 @@ def roots_of(tensors: Iterable[Tensor]) -> list[Node]:
     return found
 
 
-def walk(roots: Iterable[Node]) -> list[Node]:
-    """Every node reachable from `roots`, each once; O(nodes + edges), 4-7 microseconds a node."""
+def iterate(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node reachable from `roots`, each once, lazily; O(nodes + edges)."""
     seen: set[Node] = set()
-    order: list[Node] = []
     pending = list(roots)
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
-        order.append(node)
+        yield node
         pending.extend(child for child, _ in node.next_functions if child is not None)
-    return order
+
+
+def walk(roots: Iterable[Node]) -> list[Node]:
+    """Every node reachable from `roots`, each once."""
+    return list(iterate(roots))
+
+
+def edges_into(nodes: Iterable[Node], roots: Iterable[Node] = ()) -> dict[Node, list[tuple[Node | None, int]]]:
+    """For every node, the edges that lead into it: (node, its input number); (None, 0) for a root."""
+    into: dict[Node, list[tuple[Node | None, int]]] = {root: [(None, 0)] for root in roots}
+    for node in nodes:
+        for number, (child, _) in enumerate(node.next_functions):
+            if child is not None:
+                into.setdefault(child, []).append((node, number))
+    return into
+
+
+def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """The leaves into which a backward of `tensors` would accumulate, each once."""
+    return [leaf for leaf in map(leaf_of, iterate(roots_of(tensors))) if leaf is not None]
 
 
 def leaf_of(node: Node) -> Tensor | None:
