@@ -52,7 +52,7 @@ WAYS: dict[str, dict[str, str]] = {
         "func4": "func2 with retain_graph=True",
         "one-forward retained": "one forward, one backward per loss, graph kept until the last",
         "one-forward summed": "one forward, losses summed, one backward",
-        "multiback": "one forward, one traversal from all losses: torch.autograd.backward(losses)",
+        "multiback": "one forward, one traversal from all losses: multiback.backward(losses)",
     },
     "slices": {
         "retained loop": "one forward; per row: its loss, backward(retain_graph=True)",
@@ -60,7 +60,7 @@ WAYS: dict[str, dict[str, str]] = {
         "reduction=sum": "one forward, all losses at once, their sum, one backward",
         "reduction=mean": "the same with the mean",
         "forward per slice": "per row: a forward of that row alone, its loss, backward",
-        "multiback": "one forward, one traversal from all losses: torch.autograd.backward(losses)",
+        "multiback": "one forward, one traversal from all losses: multiback.backward(losses)",
     },
     "growth": {
         "one graph, retained": "one forward, then one backward(retain_graph=True) per step",

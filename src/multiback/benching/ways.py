@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from multiback.api import backward
 from multiback.benching.bound import Bound
 from multiback.benching.names import CARRIED_DETACHED, WAYS
 from multiback.benching.questions import GROWTH_STEPS, SUCCESSIVE_CALLS
@@ -66,10 +67,8 @@ def _one_forward_summed(bound: Bound) -> None:
     bound.total(bound.forward()).backward()
 
 
-def _one_traversal(bound: Bound) -> None:
-    # scalars need no grad_tensors, whose first use in a process imports sympy, most of a second
-    tensors = bound.loss_tensors(bound.forward())
-    torch.autograd.backward([tensor.sum() if tensor.ndim else tensor for tensor in tensors])
+def _multiback(bound: Bound) -> None:
+    backward(bound.loss_tensors(bound.forward()))
 
 
 def _summed_in_the_loop(bound: Bound) -> None:
@@ -149,7 +148,7 @@ _ALL: dict[str, tuple[Way, ...]] = {
         Way("func4", _whole(lambda bound: _func2(bound, retain_graph=True))),
         Way("one-forward retained", _whole(_one_forward_retained)),
         Way("one-forward summed", _whole(_one_forward_summed)),
-        Way("multiback", _whole(_one_traversal)),
+        Way("multiback", _whole(_multiback)),
     ),
     "slices": (
         Way("retained loop", _whole(_one_forward_retained)),
@@ -157,7 +156,7 @@ _ALL: dict[str, tuple[Way, ...]] = {
         Way("reduction=sum", _whole(_one_forward_summed)),
         Way("reduction=mean", _whole(_mean)),
         Way("forward per slice", _whole(_forward_per_slice)),
-        Way("multiback", _whole(_one_traversal)),
+        Way("multiback", _whole(_multiback)),
     ),
     "growth": (
         Way("one graph, retained", _one_graph, GROWTH_STEPS),

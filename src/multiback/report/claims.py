@@ -169,7 +169,7 @@ _RULES: tuple[Callable[[BenchRecord], Claim | None], ...] = (
 
 _CODE = {
     "one-forward summed": "run one forward, add the losses up and call backward() once",
-    "multiback": "run one forward and call torch.autograd.backward(losses) once",
+    "multiback": "run one forward and call multiback.backward(losses) once",
     "reduction=sum": 'give the whole batch to the loss with reduction="sum" and call backward() once',
     "loss summed in the loop": "add the losses up in the loop and call backward() once after it",
     "one-forward retained": "run one forward and keep its graph with retain_graph=True until the last backward()",
