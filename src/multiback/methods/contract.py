@@ -42,15 +42,13 @@ class Prepared:
 def worthwhile(request: SumRequest) -> bool:
     """Whether there is a large linear weight at all: a cheap look before any full walk.
 
-    About 0.4 microseconds a node, and it ends at the first large weight.
+    About 0.5 microseconds a node, and it ends at the first large weight.
     """
     if request.retain_graph:
         return False
     if request.wrt is not None and not any(t.numel() >= MIN_WEIGHT_ELEMENTS for t in request.wrt):
         return False
-    return any(
-        linear.weight_size(node) >= MIN_WEIGHT_ELEMENTS for node in graph.iterate(graph.roots_of(request.losses))
-    )
+    return linear.has_weight_of(graph.roots_of(request.losses), MIN_WEIGHT_ELEMENTS)
 
 
 def prepare(request: SumRequest, *, any_size: bool = False) -> Prepared | str:
