@@ -78,8 +78,10 @@ def test_every_public_name_exists():
         "InputError",
         "MultibackError",
         "Problem",
+        "RequestError",
         "Result",
         "WorkerError",
+        "backward",
         "bench",
     }
     assert all(getattr(multiback, name) is not None for name in multiback.__all__)
