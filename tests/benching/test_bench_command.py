@@ -59,6 +59,10 @@ def dying():
     import os
     os.abort()
 
+def loud():
+    print("loud" * 100_000, flush=True)
+    return two()
+
 def leaving():
     import os
     os._exit(0)
@@ -176,6 +180,18 @@ def test_debug_lets_the_target_print(folder, multiback):
     assert done.code == 0
     assert "the target prints" in done.err
     assert "the target prints" not in done.out
+
+
+def test_a_target_that_prints_into_a_closed_pipe_does_not_hang(folder, multiback):
+    command = [sys.executable, "-c", "from multiback.cli import main; main()"]
+    process = subprocess.Popen(
+        [*command, "bench", "train.py:loud", "--question", "retain", "--quick", *SMALL, "--debug"],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    process.stderr.close()
+    assert process.wait(timeout=120) != 0
 
 
 def test_json_to_standard_output_keeps_the_report_apart(folder, multiback):

@@ -73,8 +73,6 @@ def _answer(job: Job, outgoing: Connection) -> None:
         _run(job, outgoing)
     except MultibackError as error:
         send(outgoing, Failed(kind=type(error).__name__, message=str(error), details=traceback.format_exc()))
-    except BrokenPipeError:
-        return
     except BaseException as error:
         message = (
             f"{job.source.target}: the problem must run; it raised {type(error).__name__}: "
