@@ -91,6 +91,20 @@ def test_a_folder_as_output_is_refused(tmp_path):
         records.check_writable(tmp_path, force=True)
 
 
+def test_a_device_or_pipe_as_output_is_refused_and_left_alone(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputError, match="must be a regular file"):
+        records.check_writable(tmp_path / "pipe", force=True)
+
+
+def test_a_symbolic_link_stays_one_and_its_file_is_written(tmp_path):
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    records.check_writable(tmp_path / "link.json", force=False)
+    records.write_atomically(tmp_path / "link.json", b"data")
+    assert (tmp_path / "link.json").is_symlink()
+    assert (tmp_path / "real.json").read_bytes() == b"data"
+
+
 def test_an_output_in_a_folder_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(OutputError, match="does not exist"):
         records.check_writable(tmp_path / "no" / "run.json", force=False)

@@ -226,9 +226,11 @@ def check_writable(path: Path, *, force: bool) -> None:
     """Raise OutputError now, before any work, where `path` could not be written at the end."""
     if path.is_dir():
         raise OutputError(f"{path}: an output must be a file, and this is a folder. Name a file in it.")
+    if path.exists() and not path.is_file():
+        raise OutputError(f"{path}: an output must be a regular file, and this is a device or pipe. Use - for a pipe.")
     if path.exists() and not force:
         raise OutputError(f"{path}: exists already and is kept. Add --force to overwrite it, or name another file.")
-    folder = path.parent
+    folder = path.resolve().parent
     if not folder.is_dir():
         raise OutputError(f"{path}: the folder {folder} does not exist. Create it first, or name another file.")
     try:
@@ -240,7 +242,11 @@ def check_writable(path: Path, *, force: bool) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write all of `data` to `path` or nothing: a temporary file beside it, then one rename."""
+    """Write all of `data` to `path` or nothing: a temporary file beside it, then one rename.
+
+    A symbolic link stays one: the file that it names is written.
+    """
+    path = path.resolve()
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
             try:
