@@ -153,6 +153,62 @@ def test_claims_cannot_be_told_where_the_control_differs(make_combine):
     assert claim.verdict == "cannot tell"
 
 
+def replaced(record, question, candidate, **changes):
+    """The record with one verdict on time changed."""
+    verdicts = [
+        msgspec.structs.replace(v, **changes)
+        if (v.question, v.candidate, v.metric) == (question, candidate, "seconds")
+        else v
+        for v in record.verdicts
+    ]
+    return msgspec.structs.replace(record, verdicts=verdicts)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ratio", "expected"),
+    [
+        ("small", 0.97, "held"),
+        ("small", 1.03, "did not hold"),
+        ("same", 1.0, "did not hold"),
+        ("less", 2.0, "did not hold"),
+    ],
+)
+def test_a_small_difference_counts_in_its_direction(combine_record, outcome, ratio, expected):
+    (claim,) = claims.judge(replaced(combine_record, "combine", "func2", outcome=outcome, ratio=ratio))
+    assert claim.verdict == expected
+
+
+def test_a_first_call_that_is_a_little_faster_is_not_called_slower(full_record):
+    record = replaced(full_record, "cold", "backward, cold", outcome="small", ratio=1.03)
+    claim = judged(record)['"The first backward is slower because computations are cached."']
+    assert claim.verdict == "not seen to be slower, nor any caching"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ratio", "expected"),
+    [("less", 1.2, "held"), ("small", 1.03, "held"), ("cannot-tell", 1.0, "cannot tell")],
+)
+def test_a_later_call_must_be_cheaper_under_both_policies(full_record, outcome, ratio, expected):
+    record = replaced(full_record, "successive", "backward, call 2", outcome=outcome, ratio=ratio)
+    claim = judged(record)['"A second backward is cheaper, since the graph need not be computed again."']
+    assert claim.verdict == expected
+
+
+def test_later_calls_that_are_slower_do_not_make_the_graph_bigger(full_record):
+    record = replaced(full_record, "successive", "backward, call 4", outcome="more", ratio=0.5)
+    claim = judged(msgspec.structs.replace(record, growth=None))[
+        '"A retained graph grows bigger and slower with every backward."'
+    ]
+    assert claim.verdict == "slower here, but not bigger"
+
+
+def test_no_way_is_recommended_where_no_gradients_agree(combine_record):
+    record = combine_record
+    for way in ("func2", "func3", "one-forward summed"):
+        record = replaced(record, "combine", way, outcome="not-comparable")
+    assert claims.advice(record).startswith("none of these ways can be recommended")
+
+
 def test_growth_by_successive_calls_is_judged_where_growth_was_not_asked(full_record):
     record = msgspec.structs.replace(full_record, growth=None)
     claim = judged(record)['"A retained graph grows bigger and slower with every backward."']

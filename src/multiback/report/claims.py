@@ -8,8 +8,6 @@ from multiback.report import format as fmt
 from multiback.report.lookup import find_verdict, find_way, median_of, verdicts_of
 from multiback.report.sentences import OUTCOMES, POLICIES
 
-_HELD_WHERE_SLOWER = {"more": "held", "small": "held", "less": "did not hold", "same": "did not hold"}
-
 
 @dataclass(frozen=True)
 class Claim:
@@ -31,15 +29,19 @@ def judge(record: BenchRecord) -> list[Claim]:
 
 def _later_is_cheaper(record: BenchRecord) -> Claim | None:
     parts: list[str] = []
-    outcomes: set[str] = set()
+    found: list[Verdict] = []
     for grads in ("none", "accumulate"):
         verdict = find_verdict(record, "successive", "backward, call 1", "backward, call 2", grads)
         if verdict is not None and verdict.ratio:
-            outcomes.add(verdict.outcome)
+            found.append(verdict)
             parts.append(f"with {POLICIES[grads]} call 2 takes {_share_of_time(verdict)} of call 1")
     if not parts:
         return None
-    held = "cannot tell" if outcomes == {"cannot-tell"} else "held" if outcomes == {"less"} else "did not hold"
+    held = "cannot tell"
+    if any(_is_slower(verdict) or verdict.outcome == "same" for verdict in found):
+        held = "did not hold"
+    elif all(_is_faster(verdict) for verdict in found):
+        held = "held"
     because = (
         "; ".join(parts) + ". No backward computes the forward again: the first call walks the same nodes as the "
         "second. A call that finds .grad filled must also add to it. 202 +- 4 against 216 +- 27 us, averages over "
@@ -62,8 +64,7 @@ def _first_is_slow_by_caching(record: BenchRecord) -> Claim | None:
         "The published table without warm-up contradicts the explanation itself: its worst call is func4's 0.1793 s, "
         "in the last function, not the first function's 0.1579 s."
     )
-    slower = verdict.outcome in ("more", "small")
-    held = "slower, but not by caching" if slower else "not seen to be slower, nor any caching"
+    held = "slower, but not by caching" if _is_slower(verdict) else "not seen to be slower, nor any caching"
     return Claim('"The first backward is slower because computations are cached."', held, because)
 
 
@@ -81,7 +82,7 @@ def _summing_forwards_is_slower(record: BenchRecord) -> Claim | None:
         "makes the other's. Summing over one forward is another matter: see one-forward summed."
     )
     text = '"Summing the losses of two forwards is slower than separate backwards."'
-    return Claim(text, _HELD_WHERE_SLOWER.get(verdict.outcome, "cannot tell"), because)
+    return Claim(text, _held_where_slower(verdict), because)
 
 
 def _retained_grows(record: BenchRecord) -> Claim | None:
@@ -101,7 +102,7 @@ def _retained_grows(record: BenchRecord) -> Claim | None:
         f"call 4 takes {_share_of_time(last)} of call 1. Across steps a graph grows only where something carries it "
         "over; --question growth shows whether something does."
     )
-    return Claim(text, "did not hold", because)
+    return Claim(text, "slower here, but not bigger" if _is_slower(last) else "did not hold", because)
 
 
 def _retain_does_not_matter(record: BenchRecord) -> Claim | None:
@@ -136,7 +137,7 @@ def _loop_sum_is_slower(record: BenchRecord) -> Claim | None:
             "traversal, which gives the same numbers."
         )
     text = '"A summed loop is slower than one call on the batch."'
-    return Claim(text, _HELD_WHERE_SLOWER.get(verdict.outcome, "cannot tell"), because)
+    return Claim(text, _held_where_slower(verdict), because)
 
 
 def _mean_differs_slightly(record: BenchRecord) -> Claim | None:
@@ -148,6 +149,23 @@ def _mean_differs_slightly(record: BenchRecord) -> Claim | None:
         f"{record.problem.num_rows}, and differ by nothing else."
     )
     return Claim('"With the loss\'s mean the gradients differ slightly."', "did not hold", because)
+
+
+def _is_slower(verdict: Verdict) -> bool:
+    """Whether the candidate surely takes longer, by however little."""
+    return verdict.outcome == "more" or (verdict.outcome == "small" and (verdict.ratio or 1.0) < 1)
+
+
+def _is_faster(verdict: Verdict) -> bool:
+    """Whether the candidate surely takes less time, by however little."""
+    return verdict.outcome == "less" or (verdict.outcome == "small" and (verdict.ratio or 1.0) > 1)
+
+
+def _held_where_slower(verdict: Verdict) -> str:
+    """Of a claim that the candidate is slower."""
+    if _is_slower(verdict):
+        return "held"
+    return "did not hold" if _is_faster(verdict) or verdict.outcome == "same" else "cannot tell"
 
 
 def _share_of_time(verdict: Verdict) -> str:
@@ -198,6 +216,10 @@ def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
     """The fastest way whose verdict against the usual code stands; the plainest of those that tie."""
     judged = [verdict for verdict in verdicts_of(record, question) if verdict.baseline == baseline]
     better = [verdict for verdict in judged if verdict.outcome == "less" and verdict.ratio and verdict.interval]
+    if judged and all(verdict.outcome == "not-comparable" for verdict in judged):
+        return (
+            f"none of these ways can be recommended: their gradients differ from those of {baseline}, see {question}."
+        )
     if not better:
         fact = find_way(record, question, baseline)
         if not judged and fact is not None and fact.note:
