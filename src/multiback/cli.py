@@ -1,5 +1,6 @@
 """The command line: parse, call, render, exit."""
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from multiback._version import __version__
 from multiback.errors import MultibackError, OptionError
 
 INTERRUPTED = 130
+CLOSED_PIPE = 141  # as the shell reports a program that SIGPIPE ended
 
 app = typer.Typer(
     name="multiback",
@@ -30,7 +32,7 @@ Measure what each way to back-propagate several losses costs, and say so with in
 TARGET is one of
   a preset              mlp (default), two-layer, slices, heads, transformer, recurrent
   file.py:function      a function that returns multiback.Problem(model, data, losses)
-  package.module:function   the same from an importable module
+  package.module:name   the same from an importable module
   a saved model's file  with --input 1x40 and, since loading a pickle runs code, --trust-pickle
 
 \b
@@ -75,8 +77,8 @@ def bench(
     ] = None,
     processes: Annotated[int | None, typer.Option(help="Processes; intervals rest on their number.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Interleaved rounds in each process.")] = None,
-    budget: Annotated[float | None, typer.Option(help="Seconds to spend; 110, or 35 with --quick.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="35 s; at least 5 processes of 2 rounds.")] = False,
+    budget: Annotated[float | None, typer.Option(help="Seconds to aim at; 110, or 35 with --quick.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="About 35 s, or what 5 processes of 2 rounds take.")] = False,
     rigorous: Annotated[bool, typer.Option("--rigorous", help="20 processes of 30 rounds, however long.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of weights, data and order.")] = 0,
     trust_pickle: Annotated[
@@ -112,19 +114,23 @@ def bench(
     raise typer.Exit(_guarded(lambda: command.bench(arguments), debug=debug))
 
 
-@app.command()
+_SHOW = """
+Show a record again; every verdict is computed afresh from its samples.
+
+\b
+Example
+  multiback show run.json
+"""
+
+
+@app.command(help=_SHOW)
 def show(
     record: Annotated[str, typer.Argument(metavar="FILE", help="A record that --json wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print the record, verdicts computed afresh, as JSON.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
-    r"""Show a record again; every verdict is computed afresh from its samples. Imports no torch.
-
-    \b
-    Example
-      multiback show run.json
-    """
+    """Read, judge again, render; imports no torch."""
 
     def run() -> int:
         if json and markdown:
@@ -149,7 +155,9 @@ def show(
 def _guarded(run: Callable[[], int], *, debug: bool) -> int:
     """The exit code of `run`; errors of ours become one sentence on standard error."""
     try:
-        return run()
+        code = run()
+        sys.stdout.flush()
+        return code
     except MultibackError as error:
         typer.echo(f"multiback: {error}", err=True)
         if debug and error.details:
@@ -157,6 +165,9 @@ def _guarded(run: Callable[[], int], *, debug: bool) -> int:
         if debug:
             traceback.print_exc()
         return error.exit_code
+    except BrokenPipeError:  # the reader of our output has gone, as with `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except KeyboardInterrupt:
         typer.echo("multiback: interrupted before anything was measured; nothing was written.", err=True)
         return INTERRUPTED

@@ -82,7 +82,8 @@ class WayFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     `difference_from_reference` is the largest difference of any gradient tensor from the
     reference way's, relative to that tensor's norm; `factor` is the number c for which the
-    gradients equal c times the reference, where there is one. `peak_bytes` counts live bytes
+    gradients equal c times the reference, where there is one. Ways of one `group` give the same
+    gradients; group 0 is the reference's, and only ways of one group are ranked. `peak_bytes` counts live bytes
     above the start, `saved_bytes` what the graph keeps for backward apart from parameters and
     inputs, `held_bytes` what is still live after the last call (fresh gradients included),
     `collected` the objects that only the cyclic garbage collector freed.
@@ -92,6 +93,7 @@ class WayFacts(msgspec.Struct, frozen=True, kw_only=True):
     way: str
     grads: Grads
     comparable: bool
+    group: int = 0
     difference_from_reference: float | None = None
     factor: float | None = None
     peak_bytes: int | None = None

@@ -30,7 +30,7 @@ def test_a_terminal_sees_the_label_the_time_left_and_the_interval_so_far(monkeyp
         update(Status("importing torch"))
         update(Status("process 3 of 10", 0.2, 63.0, 0.042))
     shown = stream.getvalue()
-    assert "process 3 of 10, about 63.0 s left, widest interval so far ±4.2%" in shown
+    assert "process 3 of 10, about 63 s left, widest interval so far ±4.2%" in shown
 
 
 def test_progress_can_be_turned_off_on_a_terminal(monkeypatch):

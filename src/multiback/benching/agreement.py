@@ -11,7 +11,7 @@ from torch import Tensor
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 # A tensor whose true gradient is zero (a bias before a normalisation) holds rounding noise only;
 # it is compared on the scale of the whole gradient.
-_NOISE_SHARE = 1e-3
+_NOISE_SHARE = 1e-2
 
 
 def tolerance_for(tensors: Sequence[Tensor]) -> float:
@@ -22,7 +22,7 @@ def tolerance_for(tensors: Sequence[Tensor]) -> float:
 def difference_between(found: Sequence[Tensor], expected: Sequence[Tensor], factor: float = 1.0) -> float:
     """The largest relative difference of any tensor: ||found - c * expected|| / ||c * expected||.
 
-    The norm of a tensor counts as at least a thousandth of that of all of them. Infinite where
+    The norm of a tensor counts as at least a hundredth of that of all of them. Infinite where
     one of the two holds something that is not finite.
     """
     largest = whole = 0.0
@@ -37,6 +37,17 @@ def difference_between(found: Sequence[Tensor], expected: Sequence[Tensor], fact
         if gap > 0.0:
             largest = max(largest, gap / scale if scale else math.inf)
     return largest
+
+
+def worst_of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
+    """Which tensor differs most, by its own relative difference."""
+    gaps = [_norm(mine - theirs) / (_norm(theirs) or 1.0) for mine, theirs in zip(found, expected, strict=True)]
+    return max(range(len(gaps)), key=lambda index: gaps[index])
+
+
+def all_finite(tensors: Sequence[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity."""
+    return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
 def factor_between(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float | None:

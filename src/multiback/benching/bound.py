@@ -156,6 +156,12 @@ class Bound:
         """What gradients are taken of: trainable parameters, then this run's data that require grad."""
         return [*self.parameters, *(tensor for tensor in tensors_in(self.data) if tensor.requires_grad)]
 
+    def wrt_names(self) -> list[str]:
+        """The names of `wrt`, in order."""
+        module = self.model if isinstance(self.model, nn.Module) else nn.Module()
+        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
+        return names + [name for name, tensor in _named_tensors("data", self.data) if tensor.requires_grad]
+
     def gradients(self) -> list[Tensor]:
         """The gradients of `wrt` after a run, in order, not copied; zeros where there is none."""
         given = self.returned if self.returned is not None else [tensor.grad for tensor in self.wrt]

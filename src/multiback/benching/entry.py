@@ -1,6 +1,7 @@
 """`bench` in Python: the same run as on the command line."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ class Result:
     def __str__(self) -> str:
         return console.to_text(self.record)
 
+    __repr__ = __str__  # what a notebook shows of it
+
     def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the record as JSON, atomically; `OutputError` where the file exists and `force` is not set."""
         check_writable(Path(path), force=force)
@@ -41,8 +44,8 @@ class Result:
 def bench(
     problem: Problem | str,
     *,
-    questions: list[str] | None = None,
-    ways: list[str] | None = None,
+    questions: Sequence[str] | None = None,
+    ways: Sequence[str] | None = None,
     grads: str | None = None,
     mode: Mode = "default",
     threads: int | None = None,
@@ -96,8 +99,8 @@ def bench(
     )
     options = checked.make(
         source,
-        questions=questions,
-        ways=ways,
+        questions=_names(questions),
+        ways=_names(ways),
         grads=grads,
         threads=threads,
         processes=processes,
@@ -121,6 +124,11 @@ def bench(
     if record.run.partial:
         raise KeyboardInterrupt
     return Result(record)
+
+
+def _names(given: Sequence[str] | None) -> list[str] | None:
+    """A list, also of a single name."""
+    return None if given is None else [given] if isinstance(given, str) else list(given)
 
 
 def _pickle(problem: Any) -> bytes:

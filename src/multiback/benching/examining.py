@@ -1,6 +1,7 @@
 """Everything about a way but its time: are its gradients right, what memory and work does it take."""
 
 import gc
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -14,14 +15,14 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from multiback import graph
-from multiback.benching.agreement import difference_between, factor_between, tolerance_for
+from multiback.benching.agreement import all_finite, difference_between, factor_between, tolerance_for, worst_of
 from multiback.benching.bound import Bound
 from multiback.benching.protocol import Act, Examine, Examined, Source
 from multiback.benching.questions import reference_of
 from multiback.benching.targets import first_line
 from multiback.benching.ways import Calls, Way, way_of
 from multiback.errors import ProblemError
-from multiback.measure import clock, memory
+from multiback.measure import clock, memory, verdicts
 from multiback.records import Growth, GrowthStep, ProblemFacts, WayFacts
 
 _WALKED_TRAVERSALS = 4  # of one run; more would say the same and cost a walk each
@@ -34,7 +35,7 @@ class Examiner:
     def __init__(self, bound: Bound, job: Examine) -> None:
         self._bound = bound
         self._job = job
-        self._references: dict[str, list[Tensor]] = {}
+        self._references: dict[str, list[list[Tensor]]] = {}
         self._prices: list[tuple[Act, float]] = []
         self._ways: list[WayFacts] = []
         self._growth_steps: list[GrowthStep] = []
@@ -71,9 +72,11 @@ class Examiner:
     # ---- one way ---------------------------------------------------------------------------
 
     def _examine(self, act: Act) -> None:
-        way, reference = way_of(act.question, act.way), self._reference(act.question)
+        way = way_of(act.question, act.way)
         try:
-            facts, seconds = self._agreement(act, way, reference)
+            facts, seconds = self._agreement(act, way)
+            if seconds > self._job.dear_seconds:  # one slow call must not leave a way out
+                seconds = min(seconds, self._price(act, way))
         except _USER_ERRORS as error:
             self._bound.end()
             self._ways.append(_failed(act, error))
@@ -88,51 +91,82 @@ class Examiner:
         self._ways.append(facts)
         self._prices.append((act, seconds))
 
-    def _reference(self, question: str) -> list[Tensor]:
-        """The gradients of the question's reference way after its first call."""
+    def _price(self, act: Act, way: Way) -> float:
+        with self._run(way, act) as calls:
+            start = time.perf_counter()
+            _call_all(calls, way)
+            return time.perf_counter() - start
+
+    def _groups(self, question: str) -> list[list[Tensor]]:
+        """The different gradients that the ways of a question gave so far, the reference way's first.
+
+        Where the reference way does not run (a model that carries its graph refuses a second
+        forward and backward), the first way that does takes its place.
+        """
         if question not in self._references:
-            with self._run(
-                way_of(question, reference_of(question)), Act(question, reference_of(question), "none")
-            ) as calls:
-                next(calls)()
-                self._references[question] = [gradient.clone() for gradient in self._bound.gradients()]
+            self._references[question] = []
+            name = reference_of(question)
+            try:
+                with self._run(way_of(question, name), Act(question, name, "none")) as calls:
+                    next(calls)()
+                    self._references[question].append([gradient.clone() for gradient in self._bound.gradients()])
+            except _USER_ERRORS:
+                self._bound.end()
         return self._references[question]
 
-    def _agreement(self, act: Act, way: Way, reference: list[Tensor]) -> tuple[WayFacts, float]:
+    def _agreement(self, act: Act, way: Way) -> tuple[WayFacts, float]:
         """Compare gradients after every call; count nodes and saved bytes on the way."""
-        tolerance = tolerance_for(reference)
-        difference, factor = 0.0, None
+        groups = self._groups(act.question)
+        compared = _Compared(groups[0] if groups else None)
         state = torch.get_rng_state()
         with clock.without_gc() as freed, self._run(way, act) as calls, _watched(self._bound) as seen:
-            start, compared = time.perf_counter(), 0.0
+            start = time.perf_counter()
             for index in range(1, way.num_calls + 1):
                 next(calls)()
-                begin = time.perf_counter()
-                multiple, found = way.multiple(act.grads, index), self._bound.gradients()
-                gap = difference_between(found, reference, multiple)
-                if gap > difference:
-                    difference = gap
-                    factor = factor_between(found, reference, tolerance) if gap > tolerance else None
-                compared += time.perf_counter() - begin
-            seconds = time.perf_counter() - start - compared
+                compared.add(self._bound.gradients(), way.multiple(act.grads, index))
+            seconds = time.perf_counter() - start - compared.seconds
             is_random = not torch.equal(torch.get_rng_state(), state)
-        comparable = difference <= tolerance
-        note = "" if not seen.hooked else "values behind saved-tensor hooks (checkpointing) are not counted"
-        if not comparable and is_random:
-            note = "every forward draws random numbers anew (dropout?): put the model in eval() to compare"
+            group = self._group_of(act, way, compared)
         facts = WayFacts(
             question=act.question,
             way=act.way,
             grads=act.grads,
-            comparable=comparable,
-            difference_from_reference=difference,
-            factor=factor,
+            comparable=group == 0,
+            group=group,
+            difference_from_reference=compared.difference,
+            factor=compared.factor,
             saved_bytes=seen.saved_bytes,
             nodes=seen.nodes,
             collected=freed[0],
-            note=note,
+            note=self._note(compared, group, is_random=is_random, hooked=seen.hooked),
         )
         return facts, seconds
+
+    def _group_of(self, act: Act, way: Way, compared: "_Compared") -> int:
+        """Which of the gradients seen so far this way gives, a new one included."""
+        groups = self._groups(act.question)
+        if not compared.finite:
+            return verdicts.NO_GROUP
+        if groups and compared.difference <= compared.tolerance:
+            return 0
+        if way.num_calls > 1 and groups:
+            return verdicts.NO_GROUP
+        found = self._bound.gradients()
+        for number, known in enumerate(groups):
+            if number and difference_between(found, known) <= compared.tolerance:
+                return number
+        groups.append([gradient.clone() for gradient in found])
+        return len(groups) - 1
+
+    def _note(self, compared: "_Compared", group: int, *, is_random: bool, hooked: bool) -> str:
+        if not compared.finite:
+            return "gradients are not finite (NaN or infinite): check data and losses"
+        if group == 0 or compared.factor is not None:
+            return "values behind saved-tensor hooks (checkpointing) are not counted" if hooked else ""
+        if is_random:
+            return "every forward draws random numbers anew (dropout?): put the model in eval() to compare"
+        worst = self._bound.wrt_names()[compared.worst]
+        return f"most in {worst}; tolerance {compared.tolerance:g}, --dtype float64 tells rounding from error"
 
     def _bytes(self, act: Act, way: Way, facts: WayFacts, seconds: float) -> tuple[WayFacts, float]:
         """Two memory passes, which must agree to the byte, and for the reference a third by the system."""
@@ -209,6 +243,32 @@ class Examiner:
             self._prices.append((act, seconds))
 
 
+class _Compared:
+    """The comparison of a way's calls with the reference gradients, the worst call kept."""
+
+    def __init__(self, reference: list[Tensor] | None) -> None:
+        self._reference = reference
+        self.tolerance = 0.0
+        self.difference = 0.0
+        self.factor: float | None = None
+        self.finite = True
+        self.worst = 0
+        self.seconds = 0.0
+
+    def add(self, found: list[Tensor], multiple: int) -> None:
+        """Compare one call's gradients with `multiple` times the reference."""
+        start = time.perf_counter()
+        self.tolerance = tolerance_for(found)
+        gap = difference_between(found, self._reference, multiple) if self._reference is not None else 0.0
+        self.finite = self.finite and (gap == 0.0 or math.isfinite(gap)) and all_finite(found)
+        if gap > self.difference:
+            self.difference = gap
+            if self._reference is not None and self.tolerance < gap < math.inf:
+                self.factor = factor_between(found, self._reference, self.tolerance)
+                self.worst = worst_of(found, self._reference)
+        self.seconds += time.perf_counter() - start
+
+
 @dataclass
 class _Seen:
     """What the traversals of one run were about to walk."""
@@ -254,6 +314,13 @@ def _call_all(calls: Calls, way: Way) -> None:
 
 def _failed(act: Act, error: BaseException) -> WayFacts:
     what = str(error) if isinstance(error, ProblemError) else f"{type(error).__name__}: {first_line(error)}"
+    if "second time" in what:
+        what = f"{what}. If the model carries state from call to call, --question growth shows it"
     return WayFacts(
-        question=act.question, way=act.way, grads=act.grads, comparable=False, note=f"does not run here: {what}"
+        question=act.question,
+        way=act.way,
+        grads=act.grads,
+        comparable=False,
+        group=verdicts.NO_GROUP,
+        note=f"does not run here: {what}",
     )

@@ -32,7 +32,7 @@ class Problem:
     targets : where given, losses are called as `(output, targets)`, the signature of torch's own
         loss modules.
 
-    Nothing is run or copied here; breaches of these rules are raised as `ProblemError` when the
+    Nothing is run or copied here; breaches of these rules are raised as `InputError` when the
     problem is benched.
 
     Examples

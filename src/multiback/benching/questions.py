@@ -93,9 +93,11 @@ def pairs_of(question: str, acts: list[Act]) -> list[Pair]:
 def _way_pairs(question: str, acts: list[Act]) -> list[Pair]:
     """Every way against the usual code, in time and peak bytes, and the pairs that people ask about."""
     usual = _USUAL_CODE.get(question, _REFERENCE[question])
+    if acts and all(act.way != usual for act in acts):
+        usual = acts[0].way
     asked = [(usual, act.way) for act in acts if act.way != usual] + _ALSO_ASKED.get(question, [])
     by_name = {act.way: act for act in acts}
-    asked = [names for names in asked if names[0] in by_name and names[1] in by_name]
+    asked = [names for names in dict.fromkeys(asked) if names[0] in by_name and names[1] in by_name]
     metrics = ["seconds", "peak_bytes", *(["held_bytes"] if question == "retain" else [])]
     return [
         Pair(question, Side(first), Side(second), by_name[second].grads, metric)

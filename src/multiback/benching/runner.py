@@ -82,6 +82,7 @@ class _Runner:
         self._examined: Examined | None = None
         self._design: Design | None = None
         self._control: Act | None = None
+        self._measuring_since = self._start
 
     def run(self) -> BenchRecord:
         stopped_by: StoppedBy = "interrupt"
@@ -209,7 +210,11 @@ class _Runner:
 
     def _tell(self, number: int, plan: Design) -> None:
         share = number / plan.processes
-        left = plan.seconds * (1 - share)
+        now = time.monotonic()
+        if not number:
+            self._measuring_since = now
+        each = (now - self._measuring_since) / number if number else plan.seconds / plan.processes
+        left = each * (plan.processes - number)
         widest = self._widest()
         self._hooks.status(
             Status(f"process {number + 1} of {plan.processes}", share, left, widest if widest >= 0 else None)

@@ -147,11 +147,16 @@ def _module_from_file(path: Path) -> ModuleType:
 
 
 def _module_by_name(name: str) -> ModuleType:
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` would
+    _import_from_working_folder()
     found: list[ModuleType] = []
     _run_import(name, lambda: found.append(importlib.import_module(name)))
     return found[0]
+
+
+def _import_from_working_folder() -> None:
+    """Look for the user's modules there, as `python -m` would."""
+    if "" not in sys.path and str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
 
 
 def _run_import(name: str, load: Callable[[], object]) -> None:
@@ -194,6 +199,7 @@ def _saved(source: Source, path: Path) -> Built:
 
 
 def _load_model(path: Path, *, trust: bool) -> nn.Module:
+    _import_from_working_folder()
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=not trust)
     except pickle.UnpicklingError as error:

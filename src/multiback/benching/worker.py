@@ -64,7 +64,7 @@ def _fork(job: Job, outgoing: Connection) -> None:
 
 def _death(how: str) -> str:
     hint = " (out of memory? Try a smaller --batch)" if how == "SIGKILL" else ""
-    return f"a measuring process must answer; it ended with {how}{hint}. Run the target alone to see why."
+    return f"a measuring process must answer; it ended with {how}{hint}. Add --debug to see its output."
 
 
 def _answer(job: Job, outgoing: Connection) -> None:
@@ -76,7 +76,7 @@ def _answer(job: Job, outgoing: Connection) -> None:
     except BaseException as error:
         message = (
             f"{job.source.target}: the problem must run; it raised {type(error).__name__}: "
-            f"{targets.first_line(error)}. Run its forward, losses and backward alone to see where."
+            f"{targets.first_line(error)}. Add --debug to see where."
         )
         send(outgoing, Failed(kind="ProblemError", message=message, details=traceback.format_exc()))
     else:

@@ -14,6 +14,7 @@ from multiback.measure import statistics
 from multiback.records import BenchRecord, Grads, Growth, Outcome, Phase, Samples, Settings, Verdict, WayFacts
 
 CONTROL_SUFFIX = " (again)"
+NO_GROUP = -1  # of a way whose gradients are not finite or not known
 GROWTH_METRICS = ("nodes", "saved_bytes")
 _SIDE = re.compile(r"^(?P<way>.*?)(?:, (?:call|step) (?P<index>\d+))?(?:, (?P<phase>cold|warm))?$")
 
@@ -227,8 +228,14 @@ def _facts(ways: Sequence[WayFacts], question: str, way: str, grads: Grads) -> W
 
 
 def _comparable(ways: Sequence[WayFacts], pair: Pair) -> bool:
-    facts = (_facts(ways, pair.question, side.way, pair.grads) for side in (pair.baseline, pair.candidate))
-    return all(fact is None or fact.comparable for fact in facts)
+    """Whether both sides give the same finite gradients; a way always gives its own."""
+    if pair.baseline.way == pair.candidate.way.removesuffix(CONTROL_SUFFIX):
+        first = _facts(ways, pair.question, pair.baseline.way, pair.grads)
+        return first is None or first.comparable or pair.candidate.way.endswith(CONTROL_SUFFIX)
+    facts = [_facts(ways, pair.question, side.way, pair.grads) for side in (pair.baseline, pair.candidate)]
+    # a fact at odds with itself comes from a record edited by hand
+    groups = {fact.group if fact.comparable == (fact.group == 0) else NO_GROUP for fact in facts if fact is not None}
+    return len(groups) < 2 and NO_GROUP not in groups
 
 
 def _exact_values(evidence: Evidence, pair: Pair) -> tuple[int, int] | None:

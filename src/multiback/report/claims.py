@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from multiback.records import BenchRecord, Verdict
+from multiback.report import conduct
 from multiback.report import format as fmt
 from multiback.report.lookup import find_verdict, find_way, median_of, verdicts_of
 from multiback.report.sentences import OUTCOMES, POLICIES
@@ -27,12 +28,20 @@ def judge(record: BenchRecord) -> list[Claim]:
     return [claim for claim in found if claim is not None]
 
 
+def _verdict(
+    record: BenchRecord, question: str, baseline: str, candidate: str, grads: str | None = None
+) -> Verdict | None:
+    """The verdict on a pair, where the two may be compared at all."""
+    found = find_verdict(record, question, baseline, candidate, grads)
+    return found if found is not None and found.ratio and found.outcome != "not-comparable" else None
+
+
 def _later_is_cheaper(record: BenchRecord) -> Claim | None:
     parts: list[str] = []
     found: list[Verdict] = []
     for grads in ("none", "accumulate"):
-        verdict = find_verdict(record, "successive", "backward, call 1", "backward, call 2", grads)
-        if verdict is not None and verdict.ratio:
+        verdict = _verdict(record, "successive", "backward, call 1", "backward, call 2", grads)
+        if verdict is not None:
             found.append(verdict)
             parts.append(f"with {POLICIES[grads]} call 2 takes {_share_of_time(verdict)} of call 1")
     if not parts:
@@ -51,8 +60,8 @@ def _later_is_cheaper(record: BenchRecord) -> Claim | None:
 
 
 def _first_is_slow_by_caching(record: BenchRecord) -> Claim | None:
-    verdict = find_verdict(record, "cold", "backward, warm", "backward, cold", "none")
-    if verdict is None or not verdict.ratio:
+    verdict = _verdict(record, "cold", "backward, warm", "backward, cold", "none")
+    if verdict is None:
         return None
     cold = median_of(record, "minor_faults", question="cold", way="backward", phase="cold")
     warm = median_of(record, "minor_faults", question="cold", way="backward")
@@ -69,14 +78,15 @@ def _first_is_slow_by_caching(record: BenchRecord) -> Claim | None:
 
 
 def _summing_forwards_is_slower(record: BenchRecord) -> Claim | None:
-    verdict = find_verdict(record, "combine", "func1", "func2")
+    verdict = _verdict(record, "combine", "func1", "func2")
     first, second = find_way(record, "combine", "func1"), find_way(record, "combine", "func2")
-    if verdict is None or not verdict.ratio or first is None or second is None:
+    count = record.problem.num_losses
+    if verdict is None or first is None or second is None or count == 1:
         return None
     faults = [median_of(record, "minor_faults", question="combine", way=name) for name in ("func1", "func2")]
     because = (
         f"func2 takes {_share_of_time(verdict)} of func1. The addition is not what costs: func2's one traversal walks "
-        "two graphs, whose buffers and weight gradients are alive at once "
+        f"{count} graphs, whose buffers and weight gradients are alive at once "
         f"(peak {fmt.size(second.peak_bytes)} against {fmt.size(first.peak_bytes)}, "
         f"{fmt.count(faults[1])} page faults against {fmt.count(faults[0])}), where func1 frees one graph's before it "
         "makes the other's. Summing over one forward is another matter: see one-forward summed."
@@ -94,28 +104,30 @@ def _retained_grows(record: BenchRecord) -> Claim | None:
             because = f"{nodes[0]} nodes at the first and {nodes[-1]} at the last of {len(nodes)} calls on one graph."
             return Claim(text, verdict, because)
     fact = find_way(record, "successive", "backward")
-    last = find_verdict(record, "successive", "backward, call 1", "backward, call 4", "none")
-    if fact is None or last is None or not last.ratio:
+    last = _verdict(record, "successive", "backward, call 1", "backward, call 4", "none")
+    if fact is None or last is None:
         return None
     because = (
         f"within one forward every call walks the same {fact.nodes} nodes, {fmt.size(fact.saved_bytes)} saved, and "
         f"call 4 takes {_share_of_time(last)} of call 1. Across steps a graph grows only where something carries it "
         "over; --question growth shows whether something does."
     )
-    return Claim(text, "slower here, but not bigger" if _is_slower(last) else "did not hold", because)
+    held = "not bigger; whether slower, cannot tell" if last.outcome == "cannot-tell" else "did not hold"
+    return Claim(text, "slower here, but not bigger" if _is_slower(last) else held, because)
 
 
 def _retain_does_not_matter(record: BenchRecord) -> Claim | None:
-    verdict = find_verdict(record, "retain", "retain_graph=False", "retain_graph=True")
+    verdict = _verdict(record, "retain", "retain_graph=False", "retain_graph=True")
     kept, freed = (find_way(record, "retain", f"retain_graph={value}") for value in (True, False))
-    if verdict is None or not verdict.ratio or kept is None or freed is None:
+    if verdict is None or kept is None or freed is None:
         return None
     if kept.held_bytes is None or freed.held_bytes is None or kept.peak_bytes is None or freed.peak_bytes is None:
         return None
     because = (
-        f"the call takes {_share_of_time(verdict)} without it; {fmt.size(kept.held_bytes - freed.held_bytes)} more "
-        f"stay held after it, and the peak rises by {fmt.size(kept.peak_bytes - freed.peak_bytes)}. The memory is what "
-        "matters, where batches are large."
+        f"with it the call takes {_share_of_time(verdict)} of the call without; "
+        f"{fmt.size(kept.held_bytes - freed.held_bytes)} more stay held after it, "
+        f"and the peak rises by {fmt.size(kept.peak_bytes - freed.peak_bytes)}. "
+        "The memory is what matters, where batches are large."
     )
     outcome = {"same": "held in time", "small": "held in time, nearly", "cannot-tell": "cannot tell in time"}
     return Claim(
@@ -126,14 +138,14 @@ def _retain_does_not_matter(record: BenchRecord) -> Claim | None:
 
 
 def _loop_sum_is_slower(record: BenchRecord) -> Claim | None:
-    verdict = find_verdict(record, "slices", "reduction=sum", "loss summed in the loop")
-    retained = find_verdict(record, "slices", "retained loop", "reduction=sum")
-    if verdict is None or not verdict.ratio:
+    verdict = _verdict(record, "slices", "reduction=sum", "loss summed in the loop")
+    retained = _verdict(record, "slices", "retained loop", "reduction=sum")
+    if verdict is None:
         return None
     because = f"summing in the loop takes {_share_of_time(verdict)} of one call on the batch."
-    if retained is not None and retained.ratio and retained.outcome != "not-comparable":
+    if retained is not None:
         because += (
-            f" Both are far from the retained loop: it takes {fmt.times(retained.ratio)} the time of one summed "
+            f" Both are far from the retained loop: it takes {fmt.times(retained.ratio or 1.0)} the time of one summed "
             "traversal, which gives the same numbers."
         )
     text = '"A summed loop is slower than one call on the batch."'
@@ -202,6 +214,8 @@ _PLAINEST = ("one-forward summed", "reduction=sum")
 
 def advice(record: BenchRecord) -> str:
     """What to do, in one line, from the verdicts that stand."""
+    if conduct.differs(record.control):
+        return "run again on a quieter machine: one way differed from itself, so no difference in time can be believed."
     for question, baseline in (("combine", "func1"), ("slices", "retained loop")):
         if verdicts_of(record, question):
             return _best_way(record, question, baseline)
@@ -214,16 +228,25 @@ def advice(record: BenchRecord) -> str:
 
 def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
     """The fastest way whose verdict against the usual code stands; the plainest of those that tie."""
-    judged = [verdict for verdict in verdicts_of(record, question) if verdict.baseline == baseline]
-    better = [verdict for verdict in judged if verdict.outcome == "less" and verdict.ratio and verdict.interval]
-    if judged and all(verdict.outcome == "not-comparable" for verdict in judged):
-        return (
-            f"none of these ways can be recommended: their gradients differ from those of {baseline}, see {question}."
-        )
+    if record.problem.num_losses == 1 and question == "combine":
+        return "there is one loss and nothing to combine; see retain for what keeping the graph costs."
+    timed = verdicts_of(record, question)
+    judged = [verdict for verdict in timed if verdict.baseline == baseline]
+    fact = find_way(record, question, baseline)
+    if not judged and fact is not None and fact.note.startswith("not timed"):
+        return f"leave the {baseline} ({fact.note}); any other way below gives the same gradients."
+    comparable = [verdict for verdict in timed if verdict.outcome != "not-comparable"]
+    if not comparable:
+        return f"none of these ways can be recommended: their gradients differ, see {question}."
+    if not any(verdict.baseline == baseline for verdict in comparable):
+        # the usual code gives other gradients, or was not run: compare what can be compared
+        baseline = comparable[0].baseline
+    better = [
+        verdict
+        for verdict in comparable
+        if verdict.baseline == baseline and verdict.outcome == "less" and verdict.ratio and verdict.interval
+    ]
     if not better:
-        fact = find_way(record, question, baseline)
-        if not judged and fact is not None and fact.note:
-            return f"leave the {baseline} ({fact.note}); any other way below gives the same gradients."
         return f"nothing measured here is surely faster than {baseline}; {question} says what could not be told."
     best = max(better, key=lambda verdict: verdict.ratio or 0.0)
     for verdict in better:

@@ -11,6 +11,8 @@ _STOPPED = {
     "interrupt": "INTERRUPTED, this record is partial",
 }
 # Below these the two ways to see memory differ by page rounding and allocator slack alone.
+_TOLERATED_OVERRUN = 1.3
+_BUSY_SHARE = 0.75  # of the cores, in processes that wanted to run over the last minute
 _TOLERATED_SHARE, _TOLERATED_BYTES = 0.1, 8 << 20
 
 
@@ -18,6 +20,7 @@ def build(record: BenchRecord) -> Section:
     """The section at the end of every report."""
     lines = [
         _run_line(record),
+        *_over_budget(record),
         _control_line(record.control),
         _environment_line(record),
         f"Losses: {record.problem.losses}. Data: {_shapes(record)}.",
@@ -38,23 +41,53 @@ def _run_line(record: BenchRecord) -> str:
     rounds = ", ".join(f"{number} of {name}" for name, number in settings.rounds.items()) or "none"
     cold = f", {settings.cold_processes} cold starts" if settings.cold_processes else ""
     return (
-        f"{settings.mode} run of {run.seconds:.0f} s, seed {settings.seed}: {settings.processes} processes, rounds in "
+        f"{settings.mode} run of {run.seconds:.0f} s, seed {settings.seed}: "
+        f"{settings.processes} process{'' if settings.processes == 1 else 'es'}, rounds in "
         f"each: {rounds}{cold}. Ended: {_STOPPED[settings.stopped_by]}. Ratios are medians of pairs within a round, "
         "so they need not be the ratio of the medians shown."
     )
 
 
+def _over_budget(record: BenchRecord) -> list[str]:
+    """That the least design did not fit the budget, where it did not."""
+    budget, seconds = record.run.settings.budget, record.run.seconds
+    if budget is None or record.run.partial or seconds <= _TOLERATED_OVERRUN * budget:
+        return []
+    return [
+        f"The budget was {budget:.0f} s: the fewest processes and rounds that give an interval took longer here. "
+        "--way or --question leaves some of it out."
+    ]
+
+
 def _control_line(control: Verdict | None) -> str:
     if control is None or control.interval is None:
         return "A/A control: not run, so nothing guards the verdicts."
-    differs = control.outcome in ("less", "more", "small")
-    reading = (
-        "DIFFERS, so every outcome on time is 'cannot tell'" if differs else "no difference can be told, as it must be"
-    )
+    if differs(control):
+        reading = "DIFFERS, so every outcome on time is 'cannot tell'; run again on a quieter machine"
+    elif control.outcome == "same":
+        reading = "reads the same, as it must"
+    else:
+        reading = "no difference was seen, in an interval too wide to rule one out"
     low, high = control.interval
     return (
         f"A/A control, {control.baseline} against itself: {reading} "
         f"(ratio {control.ratio or 0:.3f}, interval {low:.3f}-{high:.3f})."
+    )
+
+
+def differs(control: Verdict | None) -> bool:
+    """Whether a way differs from itself, so that nothing measured beside it can be believed."""
+    return control is not None and control.outcome in ("less", "more", "small")
+
+
+def busy_line(record: BenchRecord) -> str:
+    """That the machine was busy when the run started; empty where it was not."""
+    load, cores = record.environment.load_before, record.environment.cores
+    if not load or load[0] < _BUSY_SHARE * cores:
+        return ""
+    return (
+        f"The machine was busy (load {load[0]:.1f} on {cores} cores before the run): close other programs and run "
+        "again before trusting small differences."
     )
 
 

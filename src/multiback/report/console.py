@@ -39,7 +39,8 @@ def _section(section: Section, console: Console) -> None:
     console.print()
     console.print(Text(section.title, style="bold cyan"))
     if section.table is not None and section.table.rows:
-        console.print(_table(section.table))
+        # a table keeps its shape: where the terminal is narrower, its lines wrap, not its cells
+        console.print(_table(section.table), soft_wrap=True)
     for line in section.sentences:
         console.print(Text("- ").append(line), soft_wrap=False, highlight=False)
 
@@ -47,7 +48,7 @@ def _section(section: Section, console: Console) -> None:
 def _table(table: Table) -> RichTable:
     drawn = RichTable(box=None, pad_edge=False, header_style="bold")
     for column, head in enumerate(table.head):
-        drawn.add_column(Text(head), justify="right" if column else "left", overflow="fold")
+        drawn.add_column(Text(head), justify="right" if column else "left", no_wrap=True)
     for row in table.rows:
         drawn.add_row(*map(Text, row))
     return drawn

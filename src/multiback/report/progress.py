@@ -44,7 +44,7 @@ def showing(wanted: bool | None) -> Generator[Callable[[Status], None], None, No
         def update(status: Status) -> None:
             text = status.label
             if status.seconds_left is not None:
-                text += f", about {fmt.seconds(max(1.0, status.seconds_left))} left"
+                text += f", about {max(1.0, status.seconds_left):.0f} s left"
             if status.half_width is not None and status.half_width < 10:
                 text += f", widest interval so far ±{fmt.percent(status.half_width)}"
             bar.update(task, description=text, total=None if status.share is None else 1.0, completed=status.share or 0)

@@ -28,7 +28,7 @@ def build(record: BenchRecord, question: str) -> Section | None:
 
 def _ways(record: BenchRecord, question: str) -> Section:
     facts, timed = facts_of(record, question), verdicts_of(record, question)
-    lines = [sentences.sentence(verdict, record) for verdict in timed]
+    lines = list(dict.fromkeys(sentences.sentence(verdict, record) for verdict in timed))
     for metric in ("peak_bytes", "held_bytes"):
         judged = [v for v in verdicts_of(record, question, metric) if v.outcome != "same" or question == "retain"]
         lines += [sentences.sentence(verdict, record) for verdict in judged if verdict.outcome != "not-comparable"]
@@ -38,6 +38,8 @@ def _ways(record: BenchRecord, question: str) -> Section:
             lines.append(f"{fact.way}: {sentences.difference(fact, record)}.")
         elif fact.comparable and fact.note:
             lines.append(f"{fact.way}: {fact.note}.")
+    if record.problem.num_losses == 1 and question == "combine":
+        lines.append("There is one loss, so there is nothing to combine: the ways differ in nothing but retain_graph.")
     lines += _agreement(facts) + _smallest(record, question)
     head = ["way", "median", "peak", "held", "saved", "faults", "FLOP", "gradients"]
     title = f"{_TITLES[question]} ({POLICIES[facts[0].grads]})"
@@ -114,9 +116,9 @@ def _cold(record: BenchRecord, question: str) -> Section:
             rows.append([way, *times, *faults])
     lines = [sentences.sentence(verdict, record) for verdict in verdicts_of(record, question)]
     lines.append(
-        f"Cold figures are the first calls of {record.run.settings.cold_processes} fresh processes: with 3 the 95% "
-        "half-width of a median is 15-24%, with 10 it is 10-14%, with 20 it is 7-10%. Thread start is a process's "
-        "first parallel operation, which starts the threads, against the same one later."
+        f"Cold figures are the first calls of {record.run.settings.cold_processes} fresh processes; the fewer, the "
+        "wider the interval. Thread start is a process's first parallel operation, which starts the threads, "
+        "against the same one later."
     )
     return Section(_TITLES[question], Table(["call", "cold", "warm", "faults cold", "faults warm"], rows), lines)
 
@@ -161,5 +163,6 @@ def _smallest(record: BenchRecord, question: str) -> list[str]:
     found = sorted(v.smallest_effect for v in verdicts_of(record, question) if v.smallest_effect is not None)
     if not found:
         return []
-    ends = list(dict.fromkeys(fmt.percent(value) for value in (found[0], found[-1])))
-    return [f"Smallest difference that this run could have seen: {' to '.join(ends)}, depending on the pair."]
+    ends = list(dict.fromkeys(fmt.percent(value) if value < 10 else "over 1000%" for value in (found[0], found[-1])))
+    depending = ", depending on the pair" if len(ends) > 1 else ""
+    return [f"Smallest difference that this run could have seen: {' to '.join(ends)}{depending}."]

@@ -11,6 +11,8 @@ METRICS = {
     "nodes": "graph nodes",
 }
 POLICIES = {"none": ".grad reset to None", "accumulate": ".grad accumulating", "prealloc": ".grad zeroed in place"}
+_PERCENT_UP_TO = 1.5
+_HOPELESS = 1000.0  # an interval this wide is not worth its figures
 OUTCOMES = {
     "less": "faster",
     "more": "slower",
@@ -24,7 +26,7 @@ OUTCOMES = {
 def sentence(verdict: Verdict, record: BenchRecord) -> str:
     """One verdict as one sentence, with its interval where it has one."""
     if verdict.outcome == "not-comparable":
-        return f"{verdict.candidate}: {not_the_same(verdict, record)}, so it is not ranked."
+        return f"{verdict.candidate}: {not_the_same(verdict, record)}, so it is not ranked against {verdict.baseline}."
     if verdict.metric != "seconds":
         return _memory(verdict, record)
     return f"{verdict.candidate} {_timed(verdict, record)}{_disturbed(verdict)}."
@@ -33,7 +35,7 @@ def sentence(verdict: Verdict, record: BenchRecord) -> str:
 def _timed(verdict: Verdict, record: BenchRecord) -> str:
     ratio, interval, base = verdict.ratio or 1.0, verdict.interval, verdict.baseline
     if verdict.outcome == "cannot-tell" or interval is None:
-        return f"against {base}: cannot tell, {_spread(interval)}{_remedy(verdict)}"
+        return f"against {base}: cannot tell, {_spread(interval)}{_adjusted(verdict)}{_remedy(verdict)}"
     (low, high), level = interval, _level(record)
     if verdict.outcome == "less":
         return f"is {fmt.times(ratio)} faster than {base} ({level} CI {_pair(low, high)}){_by_flops(verdict, record)}"
@@ -44,9 +46,12 @@ def _timed(verdict: Verdict, record: BenchRecord) -> str:
     if verdict.outcome == "small":
         ends = sorted(abs(_change(end)) for end in (low, high))
         size = "real but small, " if abs(_change(ratio)) < 2 * verdict.margin else "real, but "
+        under = f"{size}it may be under the margin of {margin}"
+        if ends[1] <= verdict.margin:
+            under = f"real, but under the margin of {margin}"
         return (
             f"is {fmt.percent(_change(ratio))} {_word(ratio)} than {base} "
-            f"({level} CI {fmt.percent(ends[0])}-{fmt.percent(ends[1])}): {size}it may be under your margin of {margin}"
+            f"({level} CI {fmt.percent(ends[0])}-{fmt.percent(ends[1])}): {under}"
         )
     return f"shows no difference over {margin} against {base} ({level} CI: {_spread(interval)})"
 
@@ -70,7 +75,8 @@ def _memory(verdict: Verdict, record: BenchRecord) -> str:
 def not_the_same(verdict: Verdict, record: BenchRecord) -> str:
     """Why two ways may not be ranked: how far apart their gradients are, and by which factor."""
     sides = (verdict.candidate, verdict.baseline)
-    named = [fact for fact in facts_of(record, verdict.question) if fact.way in sides or sides[0].startswith(fact.way)]
+    known = facts_of(record, verdict.question)
+    named = [fact for side in sides for fact in known if fact.way == side or side.startswith(f"{fact.way}, ")]
     worst = next((fact for fact in named if not fact.comparable), None)
     return "not the same gradients" if worst is None else difference(worst, record)
 
@@ -79,6 +85,8 @@ def difference(fact: WayFacts, record: BenchRecord) -> str:
     """How a way's gradients differ from the reference's."""
     if fact.difference_from_reference is None:
         return fact.note or "not the same gradients"
+    if "not finite" in fact.note:
+        return fact.note
     if fact.factor is not None:
         return f"not the same gradients, {fmt.number(fact.factor)} times the others'{_as_share(fact.factor, record)}"
     text = f"not the same gradients (max relative difference {fmt.number(fact.difference_from_reference)})"
@@ -97,6 +105,16 @@ def _disturbed(verdict: Verdict) -> str:
     if without is None or without == verdict.outcome or verdict.reason == "control-differs":
         return ""
     return f" (without the calls that were disturbed from outside: {OUTCOMES[without]})"
+
+
+def _adjusted(verdict: Verdict) -> str:
+    """Why an interval that excludes 1 does not settle a pair: it is one of several that were judged."""
+    if verdict.interval is None or verdict.reason == "control-differs" or verdict.p_adjusted is None:
+        return ""
+    low, high = verdict.interval
+    if low <= 1 <= high:
+        return ""
+    return f", which may be chance among the pairs of this question (adjusted p {verdict.p_adjusted:.2f})"
 
 
 def _remedy(verdict: Verdict) -> str:
@@ -142,5 +160,13 @@ def _spread(interval: tuple[float, float] | None) -> str:
     if interval is None:
         return "one process gives no interval"
     low, high = interval
-    ends = [f"{fmt.percent(_change(value))} {_word(value)}" for value in (high, low)]
-    return f"between {ends[0]} and {ends[1]}"
+    if high / max(low, 1e-300) > _HOPELESS:
+        return "far too noisy"
+    return f"between {_end(high)} and {_end(low)}"
+
+
+def _end(ratio: float) -> str:
+    """One end of an interval: a percentage near 1, a factor further off."""
+    if 1 / _PERCENT_UP_TO < ratio < _PERCENT_UP_TO:
+        return f"{fmt.percent(_change(ratio))} {_word(ratio)}"
+    return f"{fmt.times(max(ratio, 1 / ratio))} {_word(ratio)}"
