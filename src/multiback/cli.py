@@ -1,6 +1,7 @@
 """The command line: parse, call, render, exit."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from multiback._version import __version__
 from multiback.errors import MultibackError, OptionError
 
 INTERRUPTED = 130
+FAILED, FAULT = 2, 70  # 70 is EX_SOFTWARE of sysexits.h
 CLOSED_PIPE = 141  # as the shell reports a program that SIGPIPE ended
 
 app = typer.Typer(
@@ -168,11 +170,35 @@ def _guarded(run: Callable[[], int], *, debug: bool) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return CLOSED_PIPE
+    except OSError as error:
+        typer.echo(f"multiback: standard output: cannot be written ({error.strerror}).", err=True)
+        return FAILED
     except KeyboardInterrupt:
         typer.echo("multiback: interrupted before anything was measured; nothing was written.", err=True)
         return INTERRUPTED
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        typer.echo(
+            f"multiback: a fault of its own: {type(error).__name__}: {error}. Add --debug to see where.", err=True
+        )
+        return FAULT
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    """Stop once; further interrupts do not break into the cleaning up."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _terminate(number: int, _frame: object) -> None:
+    """End the measuring processes and remove temporary files before leaving, as for an interrupt."""
+    raise SystemExit(128 + number)
 
 
 def main() -> None:
     """Entry point of the `multiback` command."""
+    signal.signal(signal.SIGINT, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminate)
     app()

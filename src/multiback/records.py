@@ -15,6 +15,8 @@ from multiback.errors import OutputError, RecordError
 
 BENCH_SCHEMA = "multiback.bench/1"
 
+_LONGEST_NAME = 255
+
 Phase: TypeAlias = Literal["cold", "warm", "warmup"]
 Grads: TypeAlias = Literal["none", "accumulate", "prealloc"]
 Outcome: TypeAlias = Literal["less", "more", "same", "small", "cannot-tell", "not-comparable"]
@@ -226,6 +228,10 @@ def load(path: Path) -> BenchRecord:
 
 def check_writable(path: Path, *, force: bool) -> None:
     """Raise OutputError now, before any work, where `path` could not be written at the end."""
+    if len(os.fsencode(path.name)) > _LONGEST_NAME:
+        raise OutputError(
+            f"{path.name[:40]}...: a file's name must be at most {_LONGEST_NAME} bytes. Choose a shorter one."
+        )
     if path.is_dir():
         raise OutputError(f"{path}: an output must be a file, and this is a folder. Name a file in it.")
     if path.exists() and not path.is_file():
@@ -250,7 +256,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """
     path = path.resolve()
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".multiback-", delete=False) as stream:
             try:
                 stream.write(data)
                 stream.flush()

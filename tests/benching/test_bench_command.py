@@ -67,6 +67,11 @@ def leaving():
     import os
     os._exit(0)
 
+def another_size():
+    import os
+    n = 2 + os.getpid() % 50
+    return mb.Problem(nn.Linear(3, 3), torch.rand(n, 3), [lambda o, d: o.sum(), lambda o, d: o.mean()])
+
 def mixed_rows():
     model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3))
     return mb.Problem(
@@ -137,6 +142,10 @@ REFUSED = {
     "a loss that raises": (["train.py:raising_loss"], "it raised RuntimeError"),
     "a target that dies": (["train.py:dying"], "it ended with SIGABRT"),
     "a target that leaves without a word": (["train.py:leaving"], "it ended with exit status 0"),
+    "another problem in every process": (["train.py:another_size"], "must build the same problem in every process"),
+    "the same file by two names": (["mlp", "--markdown", "./out.json"], "must be two files"),
+    "a huge batch": (["mlp", "--batch", "99999999999999999999"], "--batch: must be at most 2147483647"),
+    "a shape in other digits": (["mlp", "--input", "\u00b2x4"], "--input: must be a shape"),
     "an unwritable output": (["mlp", "--markdown", "no/folder.md"], "does not exist"),
     "two outputs in one file": (["mlp", "--markdown", "out.json"], "must be two files"),
     "a batch of zero": (["mlp", "--batch", "0"], "--batch: must be 1 or more; got 0"),
@@ -165,6 +174,12 @@ def test_a_pickled_model_is_refused_without_trust(folder, multiback):
     done = multiback("bench", "model.pytorch", "--input", "1x3")
     assert done.code == 2
     assert "--trust-pickle" in done.err
+
+
+def test_standard_output_takes_one_form(multiback):
+    done = multiback("bench", "mlp", "--json", "-", "--markdown", "-")
+    assert (done.code, done.out) == (2, "")
+    assert "standard output takes one of them" in done.err
 
 
 def test_debug_shows_the_traceback_of_the_process_where_it_happened(folder, multiback):
@@ -280,6 +295,78 @@ def test_ctrl_c_keeps_a_partial_record_marked_partial(folder):
     assert "Traceback" not in error
 
 
+def test_terminating_the_run_ends_its_processes_and_removes_its_files(folder):
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-c", "from multiback.cli import main; main()"]
+    process = subprocess.Popen(
+        [*command, "bench", "train.py:slow", "--question", "combine"],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not _descendants(process.pid):
+        time.sleep(0.05)
+    children = _descendants(process.pid)
+    process.terminate()
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert children
+    _wait_until_gone(children)
+    assert not list(temporary.glob("multiback-*"))
+
+
+def test_killing_the_run_ends_its_processes_too(folder):
+    command = [sys.executable, "-c", "from multiback.cli import main; main()"]
+    process = subprocess.Popen(
+        [*command, "bench", "train.py:slow"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and len(_descendants(process.pid)) < 2:
+        time.sleep(0.05)
+    children = _descendants(process.pid)
+    process.kill()
+    process.wait(timeout=60)
+    assert len(children) >= 2
+    _wait_until_gone(children)
+
+
+def _descendants(pid):
+    import psutil
+
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _wait_until_gone(processes):
+    import psutil
+
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_reader_that_leaves_early_is_no_error_of_a_rule(folder, multiback, full_record):
+    records.write_atomically(folder / "run.json", records.encode(full_record))
+    command = f"{sys.executable} -c 'from multiback.cli import main; main()' show run.json"
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -c 1 > /dev/null; exit ${{PIPESTATUS[0]}}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 141)
+    assert "Traceback" not in done.stderr
+    full = subprocess.run(
+        ["bash", "-c", f"{command} > /dev/full"], cwd=folder, capture_output=True, text=True, check=False
+    )
+    assert full.returncode == 2
+    assert full.stderr.startswith("multiback: standard output: cannot be written")
+
+
 def test_ctrl_c_before_anything_was_measured_writes_nothing(folder):
     command = [sys.executable, "-c", "from multiback.cli import main; main()"]
     process = subprocess.Popen(
@@ -290,22 +377,13 @@ def test_ctrl_c_before_anything_was_measured_writes_nothing(folder):
         text=True,
     )
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not _has_child(process.pid):
+    while time.monotonic() < deadline and not _descendants(process.pid):
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted before anything was measured; nothing was written" in error
     assert not (folder / "run.json").exists()
-
-
-def _has_child(pid):
-    import psutil
-
-    try:
-        return bool(psutil.Process(pid).children())
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_file_beside_the_user_does_not_replace_a_standard_module(folder, multiback):

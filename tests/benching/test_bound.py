@@ -1,7 +1,9 @@
 """A bound problem runs again and again from the same state, and refuses what breaks a rule."""
 
+import collections
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -103,7 +105,7 @@ def test_targets_take_the_place_of_data_in_losses():
 def test_a_row_loss_needs_one_loss_per_row():
     bound = bind(losses=[total, total])
     bound.begin("none")
-    with pytest.raises(ProblemError, match="one row of output must give one loss"):
+    with pytest.raises(ProblemError, match="one row must give one loss, by one function"):
         bound.row_loss(bound.row_of(bound.forward(), 0), 0)
 
 
@@ -141,6 +143,50 @@ def test_everything_that_a_run_changes_is_put_back():
     assert model.hidden is None
     assert model.history == []
     assert not hasattr(model, "fresh")
+
+
+class Assigning(nn.Module):
+    """Changes what a version counter does not show, and assigns where others write."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, data):
+        self.linear.weight.data.mul_(2)
+        output = self.linear(data) + self.mean
+        self.mean = output.mean(0)
+        self.extra = nn.Parameter(torch.ones(3))
+        return output + float(np.random.rand())
+
+
+def test_assigned_buffers_new_parameters_data_edits_and_numpy_randomness_are_put_back():
+    bound = bind(Assigning())
+    outputs = []
+    for _ in range(3):
+        bound.begin("none")
+        outputs.append(bound.forward().detach())
+        bound.end()
+    assert all(torch.equal(outputs[0], output) for output in outputs)
+    assert torch.equal(bound.model.mean, torch.zeros(3))
+    assert not hasattr(bound.model, "extra")
+
+
+def test_named_tuples_and_lists_stay_what_they_are():
+    Pair = collections.namedtuple("Pair", "x y")
+
+    class Adding(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, pair, items):
+            items.append(1)
+            return self.linear(pair.x + pair.y)
+
+    bound = bind(Adding(), (Pair(DATA, DATA), [DATA]))
+    assert bound.num_losses == 1
 
 
 @pytest.mark.parametrize(("policy", "expected"), [("none", None), ("accumulate", 5.0), ("prealloc", 0.0)])

@@ -33,6 +33,21 @@ def test_a_problem_given_in_python_is_measured_and_its_record_kept(tmp_path):
         result.save(tmp_path / "copy.json")
 
 
+def test_torch_objects_and_single_names_are_taken_too():
+    result = mb.bench(
+        problem(),
+        mode="quick",
+        processes=2,
+        rounds=1,
+        questions="retain",
+        threads=1,
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+    )
+    assert result.record.problem.dtypes == {"data": "float64"}
+    assert repr(result) == str(result)
+
+
 def test_a_script_without_a_main_guard_can_call_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -97,6 +97,76 @@ def test_train_mode_batch_norm_makes_a_forward_per_slice_something_else():
     assert found["retained loop"].comparable
 
 
+class Branched(nn.Module):
+    """A branch with dropout whose gradient is tiny beside the trunk's."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.branch, self.dropout = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout()
+
+    def forward(self, data):
+        return self.trunk(data) * 100 + self.dropout(self.branch(data)) * 1e-5
+
+
+TWO = [lambda o, _: o.sum(), lambda o, _: o.square().mean()]
+
+
+def test_a_difference_in_a_tensor_that_is_tiny_beside_the_others_is_found():
+    found = by_way(examine(Problem(Branched(), torch.rand(16, 8), TWO), "combine"))
+    assert not found["one-forward summed"].comparable
+
+
+def test_a_bias_before_a_normalisation_does_not_make_ways_differ():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5))
+    examined = examine(Problem(model, torch.rand(4, 3, 8, 8), TWO), "combine")
+    assert all(fact.comparable for fact in examined.ways)
+
+
+def test_ways_with_one_forward_agree_among_themselves_under_dropout():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
+    found = by_way(examine(Problem(model, torch.rand(16, 8), TWO), "combine"))
+    groups = {way: fact.group for way, fact in found.items()}
+    assert {groups[way] for way in ("func1", "func2", "func3", "func4")} == {0}
+    assert {groups[way] for way in ("one-forward retained", "one-forward summed", "multiback")} == {1}
+
+
+def test_a_model_that_carries_its_graph_leaves_the_ways_that_run_and_points_to_growth():
+    examined = examine(build_preset("recurrent", batch=2, num_losses=2), "combine")
+    found = by_way(examined)
+    assert "--question growth shows it" in found["func1"].note
+    assert found["one-forward summed"].group == found["multiback"].group
+    assert {act.way for act, _ in examined.prices} >= {"one-forward summed", "multiback"}
+
+
+def test_gradients_that_are_not_finite_are_called_that():
+    problem = Problem(nn.Linear(3, 3), torch.rand(4, 3), lambda o, _: (o * float("nan")).sum())
+    assert all("not finite" in fact.note for fact in examine(problem, "combine").ways)
+
+
+def test_sparse_gradients_are_compared_too():
+    model = nn.Embedding(9, 4, sparse=True)
+    problem = Problem(model, torch.tensor([1, 2, 1]), TWO)
+    assert all(fact.comparable for fact in examine(problem, "combine").ways)
+
+
+def test_parameters_of_loss_modules_are_compared_and_leaves_elsewhere_are_named():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, output, _data):
+            return output.sum() * self.scale
+
+    elsewhere = torch.tensor(1.0, requires_grad=True)
+    problem = Problem(nn.Linear(3, 3), torch.rand(4, 3), [Scaled(), lambda o, _: (o * elsewhere).sum()])
+    bound = Bound(problem)
+    assert "scale" in [name for name, _ in bound._named]
+    fact = by_way(examine(problem, "combine"))["func1"]
+    assert fact.comparable
+    assert "1 leaves outside model, losses and data are not compared" in fact.note
+
+
 def test_dropout_is_named_as_the_reason_where_forwards_differ():
     model = nn.Sequential(nn.Linear(8, 8), nn.Dropout())
     problem = Problem(model, torch.rand(16, 8), [lambda o, _: o.sum(), lambda o, _: o.square().sum()])
@@ -122,7 +192,7 @@ def test_a_way_that_cannot_run_is_noted_and_neither_priced_nor_fatal():
 def test_a_problem_without_a_loss_per_row_says_why_slices_cannot_be_cut():
     problem = Problem(nn.Linear(3, 3), torch.rand(4, 3), [lambda o, _: o.sum(), lambda o, _: o.mean()])
     fact = by_way(examine(problem, "slices"))["forward per slice"]
-    assert "one row of output must give one loss" in fact.note
+    assert "one row must give one loss, by one function" in fact.note
 
 
 def test_gradients_that_are_not_finite_are_never_ranked():
@@ -142,7 +212,7 @@ def test_memory_passes_that_disagree_are_reported(monkeypatch):
     monkeypatch.setattr(memory, "self_test", lambda: "")
     monkeypatch.setattr(memory, "live_bytes", lambda call, _device: (call(), memory.Bytes(next(passes), 0))[1])
     found = by_way(examine(build_preset("two-layer", batch=1, num_losses=None), "retain"))
-    assert found["retain_graph=False"].note == "two memory passes disagree: peak 1 and 2 bytes"
+    assert found["retain_graph=False"].note == "two memory passes disagree: peak 1 and 2, held 0 and 0 bytes"
 
 
 def test_flops_are_left_out_where_torch_cannot_count_them(monkeypatch):

@@ -1,5 +1,7 @@
 """Rounds run every act once in shuffled order, warm-up is kept apart, and the first call is cold."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -80,6 +82,30 @@ def test_warm_up_ends_once_times_and_faults_are_level(monkeypatch):
     monkeypatch.setattr(timing, "levelled", lambda *_arguments: True)
     samples = measured("retain", warmup=(2, 5))
     assert {samples.round[row] for row in rows(samples, phase="warmup")} == {0, 1}
+
+
+def test_a_way_that_raises_while_it_is_timed_is_dropped_and_the_others_go_on(monkeypatch):
+    calls = []
+
+    def failing(_bound, _grads):
+        calls.append(1)
+        raise RuntimeError("only sometimes")
+        yield
+
+    way = timing.way_of("combine", "func2")
+    broken = dataclasses.replace(way, calls=failing)
+    real = timing.way_of
+    monkeypatch.setattr(timing, "way_of", lambda question, name: broken if name == "func2" else real(question, name))
+    torch.manual_seed(0)
+    bound = Bound(build_preset("two-layer", batch=1, num_losses=None))
+    acts = questions.acts_of("combine", None, None)
+    job = Measure(source=SOURCE, threads=1, acts=acts, control=None, rounds={"combine": 3}, warmup=(1, 1), process=0)
+    samples, dropped = Samples(), []
+    timing.measure(bound, job, samples.extend, lambda act, reason: dropped.append((act.way, reason)))
+    assert dropped == [("func2", "only sometimes")]
+    assert len(calls) == 1
+    assert "func2" not in samples.way
+    assert samples.way.count("func1") == 4
 
 
 def test_only_the_first_call_of_a_fresh_process_is_cold():

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import multiback as mb
 from multiback import graph
-from multiback.benching.agreement import difference_between, tolerance_for
+from multiback.benching.agreement import difference_between, gap_between, tolerance_of
 from multiback.methods import SUM_METHODS, contract
 from multiback.rules import linear
 
@@ -156,8 +156,9 @@ def assert_grads(parameters, expected, start):
         if gradient is None:
             assert grad is None if start is None else bool((grad == start).all())
     known = [(g.double(), e + (start or 0.0)) for g, e in pairs if e is not None]
-    tolerance = tolerance_for(parameters)
-    assert difference_between([g for g, _ in known], [e for _, e in known]) <= tolerance
+    tolerance = max(map(tolerance_of, parameters))
+    floor = 64 * max(torch.finfo(parameter.dtype).eps for parameter in parameters)
+    assert gap_between([g for g, _ in known], [e for _, e in known], floor=floor).difference <= tolerance
 
 
 def attempt(method, *arguments, **options):

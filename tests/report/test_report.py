@@ -326,7 +326,17 @@ def test_no_growth_is_said_to_be_none(full_record):
     flat = [step for step in full_record.growth.steps if step.way == "one graph, retained"]
     steps = [msgspec.structs.replace(step, way="a forward per step") for step in flat]
     record = msgspec.structs.replace(full_record, growth=Growth(steps=steps, carried=[]))
-    assert claims.growth_finding(record) == "Nothing grows: every step walks 10 nodes, retained or not."
+    assert claims.growth_finding(record) == "The graph does not grow: every step walks 10 nodes, retained or not."
+
+
+def test_bytes_that_grow_under_a_graph_that_does_not_are_said_to(full_record):
+    steps = [
+        msgspec.structs.replace(step, nodes=10, saved_bytes=1024 * step.step)
+        for step in full_record.growth.steps
+        if step.way == "a forward per step"
+    ]
+    record = msgspec.structs.replace(full_record, growth=Growth(steps=steps, carried=[]))
+    assert claims.growth_finding(record).startswith("The graph keeps its 10 nodes and holds 1.00 KiB more a step")
 
 
 @pytest.mark.parametrize(

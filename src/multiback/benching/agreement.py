@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,40 +10,62 @@ from torch import Tensor
 # Largest accepted difference of a gradient tensor, relative to its norm. Other summation orders
 # differ by rounding alone, which stayed at least ten times below this in the nets that were tried.
 _TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
-# A tensor whose true gradient is zero (a bias before a normalisation) holds rounding noise only;
-# it is compared on the scale of the whole gradient.
-_NOISE_SHARE = 1e-2
+_DEFAULT_TOLERANCE = 1e-4
+# A tensor whose true gradient is zero (a bias before a normalisation) holds nothing but rounding of
+# the others. In float64 that is told from a real difference by the scale of the whole gradient.
+FLOAT64_FLOOR = 64 * torch.finfo(torch.float64).eps
 
 
-def tolerance_for(tensors: Sequence[Tensor]) -> float:
-    """The tolerance of the coarsest dtype among `tensors`."""
-    return max((_TOLERANCE.get(tensor.dtype, 1e-4) for tensor in tensors), default=1e-4)
+@dataclass(frozen=True)
+class Gap:
+    """How far two gradients are apart.
+
+    `difference` is the largest of any tensor, ||found - c * expected|| / ||c * expected||; `excess`
+    the largest in units of the tensor's own tolerance, so at most 1 where the two agree; `worst`
+    the tensor where that is.
+    """
+
+    difference: float = 0.0
+    excess: float = 0.0
+    worst: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every tensor is within its tolerance."""
+        return self.excess <= 1.0
+
+
+def tolerance_of(tensor: Tensor) -> float:
+    """The tolerance of a tensor's dtype."""
+    return _TOLERANCE.get(tensor.dtype, _DEFAULT_TOLERANCE)
+
+
+def gap_between(found: Sequence[Tensor], expected: Sequence[Tensor], factor: float = 1.0, floor: float = 0.0) -> Gap:
+    """Compare tensor by tensor; a gap up to `floor` times the norm of the whole gradient is none.
+
+    Infinite where one of the two holds something that is not finite.
+    """
+    result, whole = Gap(), 0.0
+    for index, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+        if factor == 1.0 and torch.equal(mine, theirs):
+            continue  # the usual case, and the cheap one
+        gap = _norm(torch.add(mine, theirs, alpha=-factor))
+        if floor and gap:
+            whole = whole or abs(factor) * math.hypot(*map(_norm, expected))
+        if gap <= floor * whole:
+            continue
+        scale = abs(factor) * _norm(theirs)
+        relative = gap / scale if scale and math.isfinite(scale) else math.inf
+        relative = relative if math.isfinite(relative) else math.inf
+        excess = relative / tolerance_of(theirs)
+        if excess > result.excess:
+            result = Gap(max(relative, result.difference), excess, index)
+    return result
 
 
 def difference_between(found: Sequence[Tensor], expected: Sequence[Tensor], factor: float = 1.0) -> float:
-    """The largest relative difference of any tensor: ||found - c * expected|| / ||c * expected||.
-
-    The norm of a tensor counts as at least a hundredth of that of all of them. Infinite where
-    one of the two holds something that is not finite.
-    """
-    largest = whole = 0.0
-    for mine, theirs in zip(found, expected, strict=True):
-        if factor == 1.0 and torch.equal(mine, theirs):
-            continue  # the usual case, and the cheap one
-        whole = whole or abs(factor) * math.hypot(*map(_norm, expected))
-        gap = _norm(torch.add(mine, theirs, alpha=-factor))
-        scale = max(abs(factor) * _norm(theirs), _NOISE_SHARE * whole)
-        if not math.isfinite(gap) or not math.isfinite(scale):
-            return math.inf
-        if gap > 0.0:
-            largest = max(largest, gap / scale if scale else math.inf)
-    return largest
-
-
-def worst_of(found: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
-    """Which tensor differs most, by its own relative difference."""
-    gaps = [_norm(mine - theirs) / (_norm(theirs) or 1.0) for mine, theirs in zip(found, expected, strict=True)]
-    return max(range(len(gaps)), key=lambda index: gaps[index])
+    """The largest relative difference of any tensor."""
+    return gap_between(found, expected, factor).difference
 
 
 def all_finite(tensors: Sequence[Tensor]) -> bool:
@@ -50,7 +73,7 @@ def all_finite(tensors: Sequence[Tensor]) -> bool:
     return all(bool(torch.isfinite(tensor).all()) for tensor in tensors)
 
 
-def factor_between(found: Sequence[Tensor], expected: Sequence[Tensor], tolerance: float) -> float | None:
+def factor_between(found: Sequence[Tensor], expected: Sequence[Tensor], floor: float = 0.0) -> float | None:
     """The number c for which found = c * expected within tolerance; None where there is none."""
     square = sum(_dot(tensor, tensor) for tensor in expected)
     if square == 0.0 or not math.isfinite(square):
@@ -58,7 +81,7 @@ def factor_between(found: Sequence[Tensor], expected: Sequence[Tensor], toleranc
     factor = sum(_dot(mine, theirs) for mine, theirs in zip(found, expected, strict=True)) / square
     if factor == 0.0 or not math.isfinite(factor):
         return None
-    return factor if difference_between(found, expected, factor) <= tolerance else None
+    return factor if gap_between(found, expected, factor, floor).agrees else None
 
 
 def _norm(tensor: Tensor) -> float:

@@ -1,5 +1,6 @@
 """A problem bound to this process: forward, losses, gradients, and everything put back after a run."""
 
+import copy
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -14,6 +15,7 @@ from multiback.errors import ProblemError
 from multiback.records import Grads
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
+_SMALL_STATE = 1 << 20
 
 
 class Bound:
@@ -28,15 +30,19 @@ class Bound:
         self._problem = _moved(problem, device, dtype)
         self.device = device
         self.model = self._problem.model
-        module = self.model if isinstance(self.model, nn.Module) else nn.Module()
-        self.parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._state = [*module.parameters(), *module.buffers()]
-        self._attributes = [(child, _attributes(child)) for child in module.modules()]
-        self._saved = [tensor.detach().clone() for tensor in self._state]
-        self._versions = [tensor._version for tensor in self._state]
-        self._random = _random_state()
         functions = self._problem.losses
         self._functions: list[Callable[..., Any]] = list(functions) if isinstance(functions, Sequence) else [functions]
+        self.modules = [part for part in (self.model, *self._functions) if isinstance(part, nn.Module)]
+        named = [item for module in self.modules for item in module.named_parameters() if item[1].requires_grad]
+        self._named = list({id(parameter): (name, parameter) for name, parameter in named}.values())
+        self.parameters: list[Tensor] = [parameter for _, parameter in self._named]
+        self._state = [t for module in self.modules for t in (*module.parameters(), *module.buffers())]
+        self._attributes = [(child, _attributes(child)) for module in self.modules for child in module.modules()]
+        self._saved = [tensor.detach().clone() for tensor in self._state]
+        self._versions = [tensor._version for tensor in self._state]
+        # writes through .data leave no trace in the version; small states are compared in full
+        self._small = sum(tensor.numel() for tensor in self._state) <= _SMALL_STATE
+        self._random = _random_state()
         self.data: Any = None
         self.returned: list[Tensor] | None = None
         self._check()
@@ -65,14 +71,28 @@ class Bound:
         self._restore()
 
     def _restore(self) -> None:
-        with torch.no_grad():
-            for index, (tensor, saved) in enumerate(zip(self._state, self._saved, strict=True)):
-                if tensor._version != self._versions[index]:
-                    tensor.copy_(saved)
-                    self._versions[index] = tensor._version
         for module, attributes in self._attributes:
             _restore_attributes(module, attributes)
+        with torch.no_grad():
+            for index, (tensor, saved) in enumerate(zip(self._state, self._saved, strict=True)):
+                # copying marks a tensor as changed, so what is unchanged must not be copied
+                written = tensor._version != self._versions[index]
+                if written or (self._small and not torch.equal(tensor, saved)):
+                    tensor.detach().copy_(saved)
+                    self._versions[index] = tensor._version
         _restore_random_state(self._random)
+
+    def in_float64(self) -> "Bound":
+        """A copy of the problem in float64, in which rounding is told from a difference.
+
+        Raises whatever copying or converting the user's model raises.
+        """
+        losses = [copy.deepcopy(function) for function in self._functions]
+        for loss in losses:
+            if isinstance(loss, nn.Module):
+                loss.double()
+        problem = Problem(copy.deepcopy(self.model), self._problem.data, losses, self._problem.targets)
+        return Bound(problem, device=self.device, dtype=torch.float64)
 
     def reset_grads(self, grads: Grads) -> None:
         """None, as it stands (made where missing), or zeroed in place; for parameters and data alike."""
@@ -144,8 +164,8 @@ class Bound:
         scalars = self._scalars(self._functions[0], output_row, self.row_of(self._second, row))
         if len(self._functions) != 1 or len(scalars) != 1:
             raise ProblemError(
-                f"losses: one row of output must give one loss here; got {len(scalars)}. "
-                'Give one function with reduction="none".'
+                f"losses: one row must give one loss, by one function; got {len(scalars)} from the first of "
+                f'{len(self._functions)}. Give one function with reduction="none".'
             )
         return scalars[0]
 
@@ -158,15 +178,14 @@ class Bound:
 
     def wrt_names(self) -> list[str]:
         """The names of `wrt`, in order."""
-        module = self.model if isinstance(self.model, nn.Module) else nn.Module()
-        names = [name for name, parameter in module.named_parameters() if parameter.requires_grad]
-        return names + [name for name, tensor in _named_tensors("data", self.data) if tensor.requires_grad]
+        data = [name for name, tensor in _named_tensors("data", self.data) if tensor.requires_grad]
+        return [name for name, _ in self._named] + data
 
     def gradients(self) -> list[Tensor]:
         """The gradients of `wrt` after a run, in order, not copied; zeros where there is none."""
         given = self.returned if self.returned is not None else [tensor.grad for tensor in self.wrt]
         return [
-            torch.zeros_like(tensor) if grad is None else grad.detach()
+            torch.zeros_like(tensor) if grad is None else _dense(grad.detach())
             for tensor, grad in zip(self.wrt, given, strict=True)
         ]
 
@@ -259,9 +278,16 @@ def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return change(value)
     if isinstance(value, Mapping):
         return {key: _map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(item, change) for item in value))
     if isinstance(value, (list, tuple)):
-        return tuple(_map_tensors(item, change) for item in value)
+        items = [_map_tensors(item, change) for item in value]
+        return items if isinstance(value, list) else tuple(items)
     return value
+
+
+def _dense(grad: Tensor) -> Tensor:
+    return grad if grad.layout == torch.strided else grad.to_dense()
 
 
 def _fresh(tensor: Tensor) -> Tensor:
@@ -306,25 +332,24 @@ def _moved(problem: Problem, device: str, dtype: torch.dtype | None) -> Problem:
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """The plain attributes of a module, each with a shallow copy where it is a list or a dict."""
+    """A module's attributes, its registries of parameters and buffers included; lists and dicts with a copy."""
     return {
         name: (value, value.copy() if isinstance(value, (list, dict)) else None)
         for name, value in module.__dict__.items()
-        if name not in _REGISTRIES
     }
 
 
 def _restore_attributes(module: nn.Module, attributes: dict[str, tuple[Any, Any]]) -> None:
     """Undo what a run assigned to a module's attributes, such as a hidden state that it carries."""
-    for name in [name for name in module.__dict__ if name not in _REGISTRIES and name not in attributes]:
+    for name in [name for name in module.__dict__ if name not in attributes]:
         del module.__dict__[name]
-    for name, (value, copy) in attributes.items():
+    for name, (value, kept) in attributes.items():
         module.__dict__[name] = value
         if isinstance(value, list):
-            value[:] = copy
-        elif isinstance(value, dict) and value.keys() | copy.keys():
+            value[:] = kept
+        elif isinstance(value, dict) and value.keys() | kept.keys():
             value.clear()
-            value.update(copy)
+            value.update(kept)
 
 
 def _random_state() -> tuple[Tensor, object, dict[str, Any]]:

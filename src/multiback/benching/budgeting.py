@@ -45,7 +45,8 @@ def design(prices: dict[Act, float], control: Act | None, limits: Limits) -> Des
     """
     acts, dropped = list(prices), list[Act]()
     fewest = limits.processes or MIN_PROCESSES
-    while len(acts) > 1 and _least(acts, prices, control, limits) * fewest > limits.patience:
+    # leaving ways out helps against dear ways only, not against a problem that takes long to build
+    while len(acts) > 1 and (_least(acts, prices, control, limits) - limits.build_seconds) * fewest > limits.patience:
         dearest = max(acts, key=lambda act: prices[act])
         acts.remove(dearest)
         dropped.append(dearest)

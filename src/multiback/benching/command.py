@@ -54,7 +54,9 @@ def bench(arguments: BenchArguments) -> int:
     outputs = [name for name in (arguments.json, arguments.markdown) if name not in (None, _STANDARD_OUTPUT)]
     for name in outputs:
         check_writable(Path(name), force=arguments.force)
-    if len(set(outputs)) < len(outputs):
+    if arguments.json == arguments.markdown == _STANDARD_OUTPUT:
+        raise OptionError("--json, --markdown: standard output takes one of them; got both. Name a file for the other.")
+    if len({Path(name).resolve() for name in outputs}) < len(outputs):
         raise OptionError(f"--json, --markdown: must be two files; got {outputs[0]!r} twice. Name another one.")
     with showing(arguments.progress) as status:
         hooks = runner.Hooks(status=status, save=lambda record: _save(record, arguments))
@@ -102,7 +104,7 @@ def _options(arguments: BenchArguments) -> Options:
         budget=arguments.budget,
         margin_percent=arguments.margin,
         mode=mode,
-        argv=sys.argv,
+        argv=[argument.encode(errors="backslashreplace").decode() for argument in sys.argv],
     )
 
 

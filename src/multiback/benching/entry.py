@@ -54,8 +54,8 @@ def bench(
     budget: float | None = None,
     margin_percent: float = 5.0,
     seed: int = 0,
-    device: str = "cpu",
-    dtype: str | None = None,
+    device: object = "cpu",
+    dtype: object = None,
     json: str | Path | None = None,
     force: bool = False,
     progress: bool | None = None,
@@ -71,6 +71,7 @@ def bench(
     ways : only these ways. grads : the `.grad` policy, `none`, `accumulate` or `prealloc`.
     mode : `quick` (35 s), `default` (110 s) or `rigorous` (as long as it takes).
     threads, processes, rounds, budget (seconds), margin_percent : override the mode.
+    device, dtype : where and in which floating dtype to run it, as torch objects or their names.
     json : also save the record there, after every process; `force` overwrites it.
     progress : show a progress line; by default where standard error is a terminal.
 
@@ -92,8 +93,8 @@ def bench(
     pickled = None if isinstance(problem, str) else _pickle(problem)
     source = Source(
         target=problem if isinstance(problem, str) else "Problem given in Python",
-        device=device,
-        dtype=dtype,
+        device=str(device),
+        dtype=None if dtype is None else str(dtype).removeprefix("torch."),
         seed=seed,
         search_path=[entry or "." for entry in sys.path],
     )

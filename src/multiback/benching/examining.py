@@ -1,7 +1,6 @@
 """Everything about a way but its time: are its gradients right, what memory and work does it take."""
 
 import gc
-import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from multiback import graph
-from multiback.benching.agreement import all_finite, difference_between, factor_between, tolerance_for, worst_of
+from multiback.benching.agreement import FLOAT64_FLOOR, Gap, all_finite, factor_between, gap_between
 from multiback.benching.bound import Bound
 from multiback.benching.protocol import Act, Examine, Examined, Source
 from multiback.benching.questions import reference_of
@@ -36,6 +35,7 @@ class Examiner:
         self._bound = bound
         self._job = job
         self._references: dict[str, list[list[Tensor]]] = {}
+        self._double: Bound | None = None
         self._prices: list[tuple[Act, float]] = []
         self._ways: list[WayFacts] = []
         self._growth_steps: list[GrowthStep] = []
@@ -86,8 +86,10 @@ class Examiner:
         elif seconds > self._job.dear_seconds:
             facts = msgspec.structs.replace(facts, note=f"one run takes {seconds:.1f} s: bytes and FLOPs left out")
         else:
+            start = time.perf_counter()
             facts, seconds = self._bytes(act, way, facts, seconds)
-            facts = msgspec.structs.replace(facts, flops=self._flops(act, way))
+            if time.perf_counter() - start <= 3 * self._job.dear_seconds:
+                facts = msgspec.structs.replace(facts, flops=self._flops(act, way))
         self._ways.append(facts)
         self._prices.append((act, seconds))
 
@@ -117,7 +119,7 @@ class Examiner:
     def _agreement(self, act: Act, way: Way) -> tuple[WayFacts, float]:
         """Compare gradients after every call; count nodes and saved bytes on the way."""
         groups = self._groups(act.question)
-        compared = _Compared(groups[0] if groups else None)
+        compared = _Compared(groups[0] if groups else None, _floor(self._bound))
         state = torch.get_rng_state()
         with clock.without_gc() as freed, self._run(way, act) as calls, _watched(self._bound) as seen:
             start = time.perf_counter()
@@ -126,67 +128,101 @@ class Examiner:
                 compared.add(self._bound.gradients(), way.multiple(act.grads, index))
             seconds = time.perf_counter() - start - compared.seconds
             is_random = not torch.equal(torch.get_rng_state(), state)
-            group = self._group_of(act, way, compared)
+            found = [gradient.clone() for gradient in self._bound.gradients()] if compared.unclear else []
+        if compared.unclear:
+            compared = self._in_float64(act, way, compared)
+        group = self._group_of(act, way, compared, found)
         facts = WayFacts(
             question=act.question,
             way=act.way,
             grads=act.grads,
             comparable=group == 0,
             group=group,
-            difference_from_reference=compared.difference,
+            difference_from_reference=compared.gap.difference,
             factor=compared.factor,
             saved_bytes=seen.saved_bytes,
             nodes=seen.nodes,
             collected=freed[0],
-            note=self._note(compared, group, is_random=is_random, hooked=seen.hooked),
+            note=self._note(compared, group, seen, is_random=is_random),
         )
         return facts, seconds
 
-    def _group_of(self, act: Act, way: Way, compared: "_Compared") -> int:
+    def _in_float64(self, act: Act, way: Way, compared: "_Compared") -> "_Compared":
+        """The same comparison in float64, where rounding is told from a difference; else what was found.
+
+        A tensor whose true gradient is zero differs from itself by any amount in lower precision.
+        """
+        try:
+            if self._double is None:
+                self._double = self._bound.in_float64()
+            reference = Act(act.question, reference_of(act.question), "none")
+            with self._run(way_of(act.question, reference.way), reference, self._double) as calls:
+                next(calls)()
+                expected = [gradient.clone() for gradient in self._double.gradients()]
+            again = _Compared(expected, FLOAT64_FLOOR)
+            with self._run(way, act, self._double) as calls:
+                for index in range(1, way.num_calls + 1):
+                    next(calls)()
+                    again.add(self._double.gradients(), way.multiple(act.grads, index))
+        except Exception:  # a model that cannot be copied or converted is judged in its own precision
+            return compared
+        return again
+
+    def _group_of(self, act: Act, way: Way, compared: "_Compared", found: list[Tensor]) -> int:
         """Which of the gradients seen so far this way gives, a new one included."""
         groups = self._groups(act.question)
         if not compared.finite:
             return verdicts.NO_GROUP
-        if groups and compared.difference <= compared.tolerance:
+        if groups and compared.gap.agrees:
             return 0
-        if way.num_calls > 1 and groups:
+        if not found or (way.num_calls > 1 and groups):
             return verdicts.NO_GROUP
-        found = self._bound.gradients()
         for number, known in enumerate(groups):
-            if number and difference_between(found, known) <= compared.tolerance:
+            if number and gap_between(found, known, floor=_floor(self._bound)).agrees:
                 return number
-        groups.append([gradient.clone() for gradient in found])
+        groups.append(found)
         return len(groups) - 1
 
-    def _note(self, compared: "_Compared", group: int, *, is_random: bool, hooked: bool) -> str:
+    def _note(self, compared: "_Compared", group: int, seen: "_Seen", *, is_random: bool) -> str:
         if not compared.finite:
             return "gradients are not finite (NaN or infinite): check data and losses"
         if group == 0 or compared.factor is not None:
-            return "values behind saved-tensor hooks (checkpointing) are not counted" if hooked else ""
+            notes = ["values behind saved-tensor hooks (checkpointing) are not counted"] * seen.hooked
+            if seen.outside:
+                notes.append(f"{seen.outside} leaves outside model, losses and data are not compared")
+            return "; ".join(notes)
         if is_random:
             return "every forward draws random numbers anew (dropout?): put the model in eval() to compare"
-        worst = self._bound.wrt_names()[compared.worst]
-        return f"most in {worst}; tolerance {compared.tolerance:g}, --dtype float64 tells rounding from error"
+        self._bound.begin("none")
+        name = self._bound.wrt_names()[compared.gap.worst]
+        self._bound.end()
+        return f"most in {name}"
 
     def _bytes(self, act: Act, way: Way, facts: WayFacts, seconds: float) -> tuple[WayFacts, float]:
         """Two memory passes, which must agree to the byte, and for the reference a third by the system."""
         passes: list[memory.Bytes] = []
+        note = facts.note
         for _ in range(2):
             with self._run(way, act) as calls:
                 start = time.perf_counter()
                 passes.append(memory.live_bytes(lambda calls=calls: _call_all(calls, way), self._bound.device))
-                seconds = min(seconds, time.perf_counter() - start)
-        note = facts.note
-        if passes[0].peak != passes[1].peak:
-            note = f"two memory passes disagree: peak {passes[0].peak} and {passes[1].peak} bytes"
+                elapsed = time.perf_counter() - start
+            seconds = min(seconds, elapsed)
+            if elapsed > self._job.dear_seconds:
+                break  # profiling many small traversals costs a multiple of the call
+        if passes[0] != passes[-1]:
+            note = (
+                f"two memory passes disagree: peak {passes[0].peak} and {passes[-1].peak}, "
+                f"held {passes[0].held} and {passes[-1].held} bytes"
+            )
         high_water = None
         if act.way == reference_of(act.question) and self._bound.device == "cpu":
             with memory.pinned_allocator(), self._run(way, act) as calls:
                 high_water = memory.high_water_bytes(lambda: _call_all(calls, way))
         facts = msgspec.structs.replace(
             facts,
-            peak_bytes=passes[1].peak,
-            held_bytes=passes[1].held,
+            peak_bytes=passes[-1].peak,
+            held_bytes=passes[-1].held,
             high_water_bytes=high_water,
             note=note,
         )
@@ -202,16 +238,17 @@ class Examiner:
             return None
 
     @contextmanager
-    def _run(self, way: Way, act: Act) -> Generator[Calls, None, None]:
+    def _run(self, way: Way, act: Act, other: Bound | None = None) -> Generator[Calls, None, None]:
         """One run from the same state as every other, put back afterwards."""
-        self._bound.begin(act.grads)
-        self._bound.zero_grads()
-        calls = way.calls(self._bound, act.grads)
+        bound = other or self._bound
+        bound.begin(act.grads)
+        bound.zero_grads()
+        calls = way.calls(bound, act.grads)
         try:
             yield calls
         finally:
             calls.close()
-            self._bound.end()
+            bound.end()
 
     # ---- growth ----------------------------------------------------------------------------
 
@@ -243,29 +280,40 @@ class Examiner:
             self._prices.append((act, seconds))
 
 
-class _Compared:
-    """The comparison of a way's calls with the reference gradients, the worst call kept."""
+def _floor(bound: Bound) -> float:
+    """The floor under which gaps are rounding; known for float64 alone."""
+    return FLOAT64_FLOOR if all(parameter.dtype == torch.float64 for parameter in bound.parameters) else 0.0
 
-    def __init__(self, reference: list[Tensor] | None) -> None:
+
+class _Compared:
+    """The comparison of a way's calls with the reference gradients, the worst call kept.
+
+    Without a reference (no way has run yet) everything is a difference, and the way becomes it.
+    """
+
+    def __init__(self, reference: list[Tensor] | None, floor: float) -> None:
         self._reference = reference
-        self.tolerance = 0.0
-        self.difference = 0.0
+        self._floor = floor
+        self.gap = Gap()
         self.factor: float | None = None
         self.finite = True
-        self.worst = 0
         self.seconds = 0.0
+
+    @property
+    def unclear(self) -> bool:
+        """Whether more than this comparison is needed to place the way."""
+        return self.finite and self.factor is None and (self._reference is None or not self.gap.agrees)
 
     def add(self, found: list[Tensor], multiple: int) -> None:
         """Compare one call's gradients with `multiple` times the reference."""
         start = time.perf_counter()
-        self.tolerance = tolerance_for(found)
-        gap = difference_between(found, self._reference, multiple) if self._reference is not None else 0.0
-        self.finite = self.finite and (gap == 0.0 or math.isfinite(gap)) and all_finite(found)
-        if gap > self.difference:
-            self.difference = gap
-            if self._reference is not None and self.tolerance < gap < math.inf:
-                self.factor = factor_between(found, self._reference, self.tolerance)
-                self.worst = worst_of(found, self._reference)
+        self.finite = self.finite and all_finite(found)
+        if self._reference is not None:
+            gap = gap_between(found, self._reference, multiple, self._floor)
+            if gap.excess > self.gap.excess:
+                self.gap = gap
+                agrees = gap.agrees or not self.finite
+                self.factor = None if agrees else factor_between(found, self._reference, self._floor)
         self.seconds += time.perf_counter() - start
 
 
@@ -276,6 +324,7 @@ class _Seen:
     nodes: int | None = None
     saved_bytes: int | None = None
     hooked: bool = False
+    outside: int = 0
     traversals: int = 0
     reached: list[str] = field(default_factory=list)
 
@@ -297,6 +346,7 @@ def _watched(bound: Bound, candidates: list[tuple[str, Any]] | None = None) -> G
             seen.nodes = max(seen.nodes or 0, facts.nodes)
             seen.saved_bytes = max(seen.saved_bytes or 0, facts.saved_bytes)
             seen.hooked |= bool(facts.unreadable)
+            seen.outside = max(seen.outside, len({id(leaf) for leaf in facts.leaves} - {id(t) for t in bound.wrt}))
             if candidates:
                 nodes = set(graph.walk(graph.roots_of(outputs)))
                 seen.reached += [name for name, node in candidates if node in nodes]

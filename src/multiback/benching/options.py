@@ -11,6 +11,7 @@ from multiback.measure.environment import available_cores
 from multiback.records import Grads
 
 Mode = Literal["quick", "default", "rigorous"]
+_LARGEST = 2**31 - 1
 POLICIES: tuple[Grads, ...] = ("none", "accumulate", "prealloc")
 
 
@@ -99,7 +100,7 @@ def parse_shape(text: str | None) -> list[int] | None:
     if text is None:
         return None
     parts = text.lower().split("x")
-    if not all(part.isdigit() and int(part) > 0 for part in parts):
+    if not all(part.isascii() and part.isdigit() and 0 < int(part) <= _LARGEST for part in parts):
         raise OptionError(f"--input: must be a shape such as 1x40 or 8x3x32x32, sizes of 1 or more; got {text!r}.")
     return [int(part) for part in parts]
 
@@ -138,3 +139,5 @@ def _threads(threads: int | None) -> int:
 def _positive(option: str, value: int | None) -> None:
     if value is not None and value < 1:
         raise OptionError(f"{option}: must be 1 or more; got {value}. Leave it out for the default.")
+    if value is not None and value > _LARGEST:
+        raise OptionError(f"{option}: must be at most {_LARGEST}; got {value}. Leave it out for the default.")

@@ -57,6 +57,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     rounds: dict[str, int]
     warmup: tuple[int, int]
     process: int
+    shapes: dict[str, list[int]] = msgspec.field(default_factory=dict)
 
 
 class Cold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -65,6 +66,7 @@ class Cold(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     source: Source
     threads: int
     process: int
+    shapes: dict[str, list[int]] = msgspec.field(default_factory=dict)
 
 
 Job: TypeAlias = Examine | Measure | Cold
@@ -97,6 +99,13 @@ class Examined(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory_fault: str
 
 
+class Dropped(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A way that raised while it was timed, and runs no more in this process."""
+
+    act: Act
+    reason: str
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The job ended in an error; `kind` names a class of `multiback.errors`."""
 
@@ -109,7 +118,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """The job ended well."""
 
 
-Answer: TypeAlias = Step | Rows | Examined | Failed | Done
+Answer: TypeAlias = Step | Rows | Examined | Dropped | Failed | Done
 
 _JOB = msgspec.msgpack.Decoder(Job)
 _ANSWER = msgspec.msgpack.Decoder(Answer)

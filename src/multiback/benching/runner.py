@@ -15,7 +15,7 @@ from multiback.benching.budgeting import Design, Limits, design
 from multiback.benching.names import CARRIED_DETACHED
 from multiback.benching.options import Options
 from multiback.benching.processes import Log, Process, write_problem
-from multiback.benching.protocol import Act, Cold, Examine, Examined, Job, Measure, Rows, Source, Step
+from multiback.benching.protocol import Act, Cold, Dropped, Examine, Examined, Job, Measure, Rows, Source, Step
 from multiback.errors import MultibackError, ProblemError
 from multiback.measure import environment, statistics, verdicts
 from multiback.records import BENCH_SCHEMA, BenchRecord, Run, Samples, Settings, WayFacts
@@ -83,6 +83,7 @@ class _Runner:
         self._design: Design | None = None
         self._control: Act | None = None
         self._measuring_since = self._start
+        self._raised: dict[Act, str] = {}
 
     def run(self) -> BenchRecord:
         stopped_by: StoppedBy = "interrupt"
@@ -137,7 +138,8 @@ class _Runner:
         for number in range(count):
             self._hooks.status(Status(f"cold start {number + 1} of {count}"))
             with Process("once", self._log.stream) as process:
-                self._collect(process, Cold(source=self._source, threads=self._options.threads, process=number))
+                job = Cold(source=self._source, threads=self._options.threads, process=number, shapes=self._shapes())
+                self._collect(process, job)
 
     def _measure(self, server: Process) -> StoppedBy:
         examined = self._examined
@@ -185,6 +187,7 @@ class _Runner:
             rounds=plan.rounds,
             warmup=self._options.defaults.warmup,
             process=number,
+            shapes=self._shapes(),
         )
 
     def _stop(self, done: int, plan: Design) -> StoppedBy | None:
@@ -207,6 +210,8 @@ class _Runner:
         for answer in process.run(job):
             if isinstance(answer, Rows):
                 self._samples.extend(answer.samples)
+            elif isinstance(answer, Dropped):
+                self._raised[answer.act] = answer.reason
 
     def _tell(self, number: int, plan: Design) -> None:
         share = number / plan.processes
@@ -226,6 +231,9 @@ class _Runner:
         pairs = [pair for pair in self._pairs() if pair.metric == "seconds" and pair.question != "cold"]
         found = verdicts.half_widths(evidence, pairs)
         return max(found.values(), default=-1.0)
+
+    def _shapes(self) -> dict[str, list[int]]:
+        return self._examined.problem.shapes if self._examined is not None else {}
 
     def _pairs(self) -> list[verdicts.Pair]:
         return [pair for question in self._options.questions for pair in questions.pairs_of(question, self._acts)]
@@ -287,11 +295,12 @@ class _Runner:
     def _with_notes(self, examined: Examined) -> list[WayFacts]:
         """The facts on ways, with a word on those that were too dear to time."""
         prices = dict(examined.prices)
-        dropped = {
-            (act.question, act.way, act.grads): f"not timed: one run takes {prices[act]:.1f} s, too long for the budget"
+        notes = {
+            act: f"not timed: one run takes {prices[act]:.1f} s, too long for the budget"
             for act in (self._design.dropped if self._design else [])
         }
+        notes |= {act: f"raised while it was timed: {reason}" for act, reason in self._raised.items()}
         return [
-            msgspec.structs.replace(fact, note=dropped.get((fact.question, fact.way, fact.grads), fact.note))
+            msgspec.structs.replace(fact, note=notes.get(Act(fact.question, fact.way, fact.grads), fact.note))
             for fact in examined.ways
         ]

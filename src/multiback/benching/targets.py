@@ -20,6 +20,7 @@ from multiback.benching.protocol import Source
 from multiback.errors import OptionError, ProblemError, TargetError
 
 DEFAULT_RANDOM_LOSSES = 2
+_LONGEST_LINE = 300
 
 
 @dataclass(frozen=True)
@@ -171,8 +172,9 @@ def _run_import(name: str, load: Callable[[], object]) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """An error's text on one line without its final stop, for use inside a sentence."""
-    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    """An error's text on one line of bounded length, without its final stop, for use inside a sentence."""
+    line = (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+    return line if len(line) <= _LONGEST_LINE else line[:_LONGEST_LINE] + "..."
 
 
 def _saved(source: Source, path: Path) -> Built:

@@ -10,6 +10,7 @@ from torch import Tensor
 from multiback.benching.bound import Bound
 from multiback.benching.protocol import Act, Cold, Measure
 from multiback.benching.questions import COLD_CALLS, COLD_WARMUP_CALLS, THREAD_START
+from multiback.benching.targets import first_line
 from multiback.benching.ways import way_of
 from multiback.measure import clock
 from multiback.measure.statistics import levelled
@@ -17,14 +18,16 @@ from multiback.measure.verdicts import CONTROL_SUFFIX
 from multiback.records import Phase, Samples
 
 Emit = Callable[[Samples], None]
+Drop = Callable[[Act, str], None]
 
 
-def measure(bound: Bound, job: Measure, emit: Emit) -> None:
+def measure(bound: Bound, job: Measure, emit: Emit, drop: Drop = lambda _act, _reason: None) -> None:
     """Warm up, then run the rounds of every question; `emit` gets the samples of each round.
 
     In a round every act of the question runs once, in an order shuffled anew from the run's seed,
     so that drift of the machine falls on all of them alike. Warm-up ends once times and page
-    faults of two successive rounds agree, or at the job's limit.
+    faults of two successive rounds agree, or at the job's limit. A way that raises is told to
+    `drop` and left out from then on; the others go on.
     """
     _ = bound.num_losses  # counted by a forward, which must not fall into a timed call
     shuffle = random.Random(f"{job.source.seed}/{job.process}")
@@ -32,18 +35,19 @@ def measure(bound: Bound, job: Measure, emit: Emit) -> None:
         acts = [(act, act.way) for act in job.acts if act.question == question]
         if job.control is not None and job.control.question == question:
             acts.append((job.control, job.control.way + CONTROL_SUFFIX))
-        _warm_up(bound, job, acts, shuffle, emit)
+        rounds = _Rounds(bound, job.process, acts, shuffle, drop)
+        _warm_up(rounds, job.warmup, emit)
         for number in range(job.rounds[question]):
-            emit(_round(bound, job.process, acts, "warm", number, shuffle))
+            emit(rounds.run("warm", number))
 
 
-def _warm_up(bound: Bound, job: Measure, acts: list[tuple[Act, str]], shuffle: random.Random, emit: Emit) -> None:
-    fewest, most = job.warmup
+def _warm_up(rounds: "_Rounds", limits: tuple[int, int], emit: Emit) -> None:
+    fewest, most = limits
     previous: Samples | None = None
     for number in range(most):
-        current = _round(bound, job.process, acts, "warmup", number, shuffle)
+        current = rounds.run("warmup", number)
         emit(current)
-        if previous is not None and number + 1 >= fewest:
+        if previous is not None and number + 1 >= fewest and len(previous) == len(current):
             before, after = _in_fixed_order(previous), _in_fixed_order(current)
             if levelled([row[0] for row in before], [row[0] for row in after]) and levelled(
                 [row[1] + 100.0 for row in before], [row[1] + 100.0 for row in after]
@@ -60,21 +64,42 @@ def _in_fixed_order(samples: Samples) -> list[tuple[float, float]]:
     return [(seconds, float(faults)) for *_, seconds, faults in rows]
 
 
-def _round(
-    bound: Bound, process: int, acts: list[tuple[Act, str]], phase: Phase, number: int, shuffle: random.Random
-) -> Samples:
-    samples = Samples()
-    for order, (act, name) in enumerate(shuffle.sample(acts, len(acts))):
+class _Rounds:
+    """The rounds of one question in one process."""
+
+    def __init__(
+        self, bound: Bound, process: int, acts: list[tuple[Act, str]], shuffle: random.Random, drop: Drop
+    ) -> None:
+        self._bound = bound
+        self._process = process
+        self._acts = acts
+        self._shuffle = shuffle
+        self._drop = drop
+
+    def run(self, phase: Phase, number: int) -> Samples:
+        """Every act once, in an order of its own."""
+        samples = Samples()
+        for order, (act, name) in enumerate(self._shuffle.sample(self._acts, len(self._acts))):
+            try:
+                calls = self._time(act)
+            except Exception as error:  # the user's model may raise anything
+                self._bound.end()
+                self._acts = [item for item in self._acts if item != (act, name)]
+                self._drop(act, first_line(error))
+                continue
+            for index, figures in enumerate(calls, 1):
+                _append(samples, act, name, phase, (index, self._process, number, order), figures)
+        return samples
+
+    def _time(self, act: Act) -> list[clock.Figures]:
         way = way_of(act.question, act.way)
         with clock.without_gc():
-            bound.begin(act.grads)
-            calls = way.calls(bound, act.grads)
-            for index in range(1, way.num_calls + 1):
-                figures = clock.time_call(next(calls), bound.device)
-                _append(samples, act, name, phase, (index, process, number, order), figures)
+            self._bound.begin(act.grads)
+            calls = way.calls(self._bound, act.grads)
+            figures = [clock.time_call(next(calls), self._bound.device) for _ in range(way.num_calls)]
             calls.close()
-            bound.end()
-    return samples
+            self._bound.end()
+        return figures
 
 
 def first_calls(bound: Bound, job: Cold, emit: Emit) -> None:

@@ -6,6 +6,7 @@ mode `once` it is itself the fresh process of one `Cold` job.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import random
@@ -16,22 +17,38 @@ import traceback
 from multiprocessing.connection import Connection
 
 import msgspec
+import numpy as np
 import torch
 
 from multiback.benching import targets, timing
 from multiback.benching.bound import Bound
 from multiback.benching.examining import Examiner
-from multiback.benching.protocol import Cold, Done, Examine, Failed, Job, Measure, Rows, Source, Step, receive_job, send
-from multiback.errors import MultibackError
+from multiback.benching.protocol import (
+    Cold,
+    Done,
+    Dropped,
+    Examine,
+    Failed,
+    Job,
+    Measure,
+    Rows,
+    Source,
+    Step,
+    receive_job,
+    send,
+)
+from multiback.errors import MultibackError, ProblemError
 from multiback.records import ProblemFacts
 
 # Of a child that has sent its last answer; a target that leaves by itself has another status, 0 included.
 _ANSWERED = 64
+_PR_SET_PDEATHSIG = 1
 
 
 def main(arguments: list[str]) -> None:
     """Serve jobs until the runner closes its end."""
     mode, jobs, answers = arguments
+    _die_with_parent()
     os.environ.pop("PYTHONSAFEPATH", None)  # set for this process's own imports; the target starts without
     incoming = Connection(int(jobs), writable=False)
     outgoing = Connection(int(answers), readable=False)
@@ -49,6 +66,7 @@ def _fork(job: Job, outgoing: Connection) -> None:
     """Run the job in a child; report a child that died without a word."""
     child = os.fork()
     if child == 0:
+        _die_with_parent()
         status = 1
         try:
             _answer(job, outgoing)
@@ -60,6 +78,13 @@ def _fork(job: Job, outgoing: Connection) -> None:
         send(outgoing, Failed(kind="WorkerError", message=_death(signal.Signals(os.WTERMSIG(status)).name), details=""))
     elif os.WEXITSTATUS(status) != _ANSWERED:
         send(outgoing, Failed(kind="WorkerError", message=_death(f"exit status {os.WEXITSTATUS(status)}"), details=""))
+
+
+def _die_with_parent() -> None:
+    """Have the kernel end this process when its parent is gone, however that ended; prctl(2), Linux only."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _death(how: str) -> str:
@@ -91,6 +116,8 @@ def _run(job: Job, outgoing: Connection) -> None:
         timing.thread_start(job.process, lambda samples: send(outgoing, Rows(samples)))
     start = time.perf_counter()
     bound, built = _bind(source)
+    torch.set_num_threads(job.threads)  # the target may have chosen another number
+    _check_shapes(bound, job)
     build_seconds = time.perf_counter() - start
     # what exists now never becomes garbage: collections between calls then cost next to nothing
     gc.collect()
@@ -101,15 +128,31 @@ def _run(job: Job, outgoing: Connection) -> None:
         facts = _facts(bound, source, built.losses)
         send(outgoing, examiner.run(facts, resolved, build_seconds, lambda label: send(outgoing, Step(label))))
     elif isinstance(job, Measure):
-        timing.measure(bound, job, lambda samples: send(outgoing, Rows(samples)))
+        timing.measure(
+            bound,
+            job,
+            lambda samples: send(outgoing, Rows(samples)),
+            lambda act, reason: send(outgoing, Dropped(act=act, reason=reason)),
+        )
     elif isinstance(job, Cold):
         timing.first_calls(bound, job, lambda samples: send(outgoing, Rows(samples)))
+
+
+def _check_shapes(bound: Bound, job: Job) -> None:
+    """A target that builds another problem in every process cannot be compared across them."""
+    shapes, _ = bound.shapes()
+    if not isinstance(job, Examine) and job.shapes != shapes:
+        raise ProblemError(
+            f"{job.source.target}: must build the same problem in every process; its data had shapes {job.shapes} in "
+            f"one and {shapes} in another. Draw sizes from torch, random or numpy's global generator, which are seeded."
+        )
 
 
 def _bind(source: Source) -> tuple[Bound, targets.Built]:
     dtype = targets.dtype_of(source.dtype)
     targets.check_device(source.device)
     random.seed(source.seed)
+    np.random.seed(source.seed % 2**32)
     built = targets.build(source)
     return Bound(built.problem, device=source.device, dtype=dtype), built
 

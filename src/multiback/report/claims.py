@@ -7,7 +7,7 @@ from multiback.records import BenchRecord, Verdict
 from multiback.report import conduct
 from multiback.report import format as fmt
 from multiback.report.lookup import find_verdict, find_way, median_of, verdicts_of
-from multiback.report.sentences import OUTCOMES, POLICIES
+from multiback.report.sentences import OUTCOMES, POLICIES, share_in_words
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def _mean_differs_slightly(record: BenchRecord) -> Claim | None:
     if fact is None or fact.factor is None:
         return None
     because = (
-        f"the sum's gradients are {fmt.number(1 / fact.factor)} times the mean's, the number of rows B = "
-        f"{record.problem.num_rows}, and differ by nothing else."
+        f"the sum's gradients are {fmt.number(1 / fact.factor)} times the mean's{share_in_words(fact.factor, record)}, "
+        "and differ by nothing else."
     )
     return Claim('"With the loss\'s mean the gradients differ slightly."', "did not hold", because)
 
@@ -234,7 +234,7 @@ def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
     judged = [verdict for verdict in timed if verdict.baseline == baseline]
     fact = find_way(record, question, baseline)
     if not judged and fact is not None and fact.note.startswith("not timed"):
-        return f"leave the {baseline} ({fact.note}); any other way below gives the same gradients."
+        return f"leave the {baseline} ({fact.note}); the ways marked same give the same gradients."
     comparable = [verdict for verdict in timed if verdict.outcome != "not-comparable"]
     if not comparable:
         return f"none of these ways can be recommended: their gradients differ, see {question}."
@@ -266,8 +266,13 @@ def growth_finding(record: BenchRecord) -> str:
     if len(steps) < 2:
         return "A forward per step was not measured, so growth over steps is not known."
     nodes, saved = per_step([step.nodes for step in steps]), per_step([step.saved_bytes for step in steps])
+    if nodes <= 0 and saved > 0:
+        return (
+            f"The graph keeps its {steps[-1].nodes} nodes and holds {fmt.size(round(saved))} more a step: what the "
+            "model feeds in or saves grows, without a graph of its own."
+        )
     if nodes <= 0:
-        return f"Nothing grows: every step walks {steps[-1].nodes} nodes, retained or not."
+        return f"The graph does not grow: every step walks {steps[-1].nodes} nodes, retained or not."
     size = f"The graph grows by {fmt.number(nodes)} nodes and {fmt.size(round(saved))} a step"
     if not growth.carried:
         return f"{size}; no attribute or buffer of the model carries it, so what does is not named."

@@ -6,6 +6,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
+from typing_extensions import override
 
 from multiback.records import BenchRecord
 from multiback.report.blocks import Section, Table
@@ -32,7 +33,15 @@ def to_text(record: BenchRecord, width: int = _PLAIN_WIDTH) -> str:
 
 def make_console(file: TextIO) -> Console:
     """A console for `file`; where it is no terminal the width is fixed, so that pipes get the same text."""
-    return Console(file=file) if file.isatty() else Console(file=file, width=_PLAIN_WIDTH, no_color=True)
+    return _Console(file=file) if file.isatty() else _Console(file=file, width=_PLAIN_WIDTH, no_color=True)
+
+
+class _Console(Console):
+    """Leaves a closed pipe to the caller, where rich would exit with 1, which means something else here."""
+
+    @override
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
 
 
 def _section(section: Section, console: Console) -> None:

@@ -88,12 +88,15 @@ def difference(fact: WayFacts, record: BenchRecord) -> str:
     if "not finite" in fact.note:
         return fact.note
     if fact.factor is not None:
-        return f"not the same gradients, {fmt.number(fact.factor)} times the others'{_as_share(fact.factor, record)}"
+        return (
+            f"not the same gradients, {fmt.number(fact.factor)} times the others'{share_in_words(fact.factor, record)}"
+        )
     text = f"not the same gradients (max relative difference {fmt.number(fact.difference_from_reference)})"
     return f"{text}; {fact.note}" if fact.note else text
 
 
-def _as_share(factor: float, record: BenchRecord) -> str:
+def share_in_words(factor: float, record: BenchRecord) -> str:
+    """What a factor of one over the rows or the losses is; empty for any other."""
     for value, name in ((record.problem.num_rows, "rows B"), (record.problem.num_losses, "losses K")):
         if value > 1 and abs(factor * value - 1) < 1e-3:
             return f", that is 1/{value}, one over the number of {name}"
