@@ -1,5 +1,6 @@
 """Runs a bench: examines, starts cold processes, measures interleaved rounds, judges; imports no torch."""
 
+import contextlib
 import dataclasses
 import datetime
 import tempfile
@@ -23,6 +24,7 @@ from multiback.records import BENCH_SCHEMA, BenchRecord, Run, Samples, Settings,
 PRECISION = 0.03
 _DEAR_SHARE = 0.15  # of the budget: a way whose single run takes longer is not profiled as well
 _PATIENCE = 3.0  # the least design may take this many budgets before the dearest ways are left out
+_WAITING_COLD = 3  # fresh processes that wait for their job; each holds torch, some 200 MiB
 _LAST_SECONDS = 1.5  # kept back for judging and writing
 
 StoppedBy = Literal["precision", "budget", "plan", "interrupt"]
@@ -88,9 +90,15 @@ class _Runner:
     def run(self) -> BenchRecord:
         stopped_by: StoppedBy = "interrupt"
         try:
-            with Process("fork", self._log.stream) as server:
+            with contextlib.ExitStack() as processes:
+                server = processes.enter_context(Process("fork", self._log.stream))
+                # these import torch while the problem is examined, when nothing is timed, and then wait
+                waiting = [
+                    processes.enter_context(Process("once", self._log.stream))
+                    for _ in range(min(_WAITING_COLD, self._cold_count()))
+                ]
                 self._examine(server)
-                self._start_cold()
+                self._start_cold(waiting)
                 stopped_by = self._measure(server)
         except KeyboardInterrupt:
             if self._examined is None or not len(self._samples):
@@ -131,14 +139,20 @@ class _Runner:
             notes = "; ".join(f"{fact.way}: {fact.note}" for fact in examined.ways) or "no way was asked for"
             raise ProblemError(f"{self._source.target}: at least one way must run; {notes}.")
 
-    def _start_cold(self) -> None:
-        if "cold" not in {act.question for act in self._acts}:
-            return
-        count = self._options.defaults.cold_processes
+    def _cold_count(self) -> int:
+        asked = any(act.question == "cold" for act in self._acts)
+        return self._options.defaults.cold_processes if asked else 0
+
+    def _start_cold(self, waiting: list[Process]) -> None:
+        """Time the first calls of fresh processes, those that wait already and then new ones."""
+        count = self._cold_count()
         for number in range(count):
             self._hooks.status(Status(f"cold start {number + 1} of {count}"))
+            job = Cold(source=self._source, threads=self._options.threads, process=number, shapes=self._shapes())
+            if number < len(waiting):
+                self._collect(waiting[number], job)
+                continue
             with Process("once", self._log.stream) as process:
-                job = Cold(source=self._source, threads=self._options.threads, process=number, shapes=self._shapes())
                 self._collect(process, job)
 
     def _measure(self, server: Process) -> StoppedBy:
@@ -283,7 +297,7 @@ class _Runner:
             grads=options.grads,
             processes=len(timed),
             rounds=self._design.rounds if self._design else {},
-            cold_processes=options.defaults.cold_processes if "cold" in options.questions else 0,
+            cold_processes=self._cold_count(),
             budget=options.budget,
             margin=options.margin,
             threads=options.threads,
