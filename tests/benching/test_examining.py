@@ -12,6 +12,7 @@ from multiback.benching.bound import Bound
 from multiback.benching.problems import Problem, build_preset, tutorial_net
 from multiback.benching.protocol import Act, Examine, Source
 from multiback.measure import memory
+from multiback.methods import contract
 from multiback.records import ProblemFacts
 
 SOURCE = Source(target="test")
@@ -287,6 +288,18 @@ def test_a_step_that_fails_is_noted_with_its_number():
     examined = examine(Problem(Breaking(3, 3), torch.rand(2, 3), lambda o, _: o.sum()), "growth")
     assert by_way(examined)["a forward per step"].note == "stopped at step 3: out of steps"
     assert Act("growth", "a forward per step", "none") not in dict(examined.prices)
+
+
+@pytest.mark.parametrize("grads", ["none", "accumulate"])
+def test_the_traversals_that_multiback_makes_for_itself_are_not_taken_for_the_problems(grads):
+    contract.agrees_with_autograd.cache_clear()
+    torch.manual_seed(0)
+    bound = Bound(build_preset("mlp", batch=None, num_losses=None))
+    acts = questions.acts_of("combine", ["multiback"], grads)
+    job = Examine(source=SOURCE, threads=1, acts=acts, dear_seconds=float("inf"))
+    (fact,) = examining.Examiner(bound, job).run(FACTS, SOURCE, 0.0, lambda _label: None).ways
+    assert fact.comparable
+    assert fact.note == ""
 
 
 def test_the_engine_is_left_as_it_was():

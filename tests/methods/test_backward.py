@@ -547,14 +547,14 @@ def test_a_traversal_of_the_same_graph_in_another_thread_is_not_taken_for_ours()
 
 def test_contraction_is_switched_off_with_one_warning_where_it_disagrees(monkeypatch):
     monkeypatch.setattr(linear.Site, "add_to", lambda self, grad, _cotangent, *, beta: grad.mul_(beta))
-    contract._agrees_with_autograd.cache_clear()
+    contract.agrees_with_autograd.cache_clear()
     model, data = large()
     losses = model(data).square().sum()
     expected = reference(losses, list(model.parameters()))
     with pytest.warns(RuntimeWarning, match="contraction disagrees with autograd"):
         mb.backward(losses)
     assert_grads(list(model.parameters()), expected, 0.0)
-    contract._agrees_with_autograd.cache_clear()
+    contract.agrees_with_autograd.cache_clear()
 
 
 # ---- refusals --------------------------------------------------------------------------------------

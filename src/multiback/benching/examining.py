@@ -22,6 +22,7 @@ from multiback.benching.targets import first_line
 from multiback.benching.ways import Calls, Way, way_of
 from multiback.errors import ProblemError
 from multiback.measure import clock, memory, verdicts
+from multiback.methods import contract
 from multiback.records import Growth, GrowthStep, ProblemFacts, WayFacts
 
 _WALKED_TRAVERSALS = 4  # of one run; more would say the same and cost a walk each
@@ -45,10 +46,11 @@ class Examiner:
         self, problem: ProblemFacts, source: Source, build_seconds: float, report: Callable[[str], None]
     ) -> Examined:
         """Examine every act; `report` is told which one comes next."""
-        # both set themselves up at first use, which must not fall into a figure
+        # all of these set themselves up at first use, which must not fall into a figure
         fault = "" if self._bound.device.startswith("cuda") else memory.self_test()
         with FlopCounterMode(display=False):
             torch.ones(1).add(1)
+        contract.agrees_with_autograd()  # its own small traversals are not the problem's
         gc.collect()
         gc.freeze()  # the modules that this imported, so that later collections stay cheap
         for act in self._job.acts:

@@ -15,6 +15,7 @@ from multiback.benching.ways import way_of
 from multiback.measure import clock
 from multiback.measure.statistics import levelled
 from multiback.measure.verdicts import CONTROL_SUFFIX
+from multiback.methods import contract
 from multiback.records import Phase, Samples
 
 Emit = Callable[[Samples], None]
@@ -30,6 +31,7 @@ def measure(bound: Bound, job: Measure, emit: Emit, drop: Drop = lambda _act, _r
     `drop` and left out from then on; the others go on.
     """
     _ = bound.num_losses  # counted by a forward, which must not fall into a timed call
+    contract.agrees_with_autograd()  # tried once a process, for the same reason
     shuffle = random.Random(f"{job.source.seed}/{job.process}")
     for question in dict.fromkeys(act.question for act in job.acts if act.question != "cold"):
         acts = [(act, act.way) for act in job.acts if act.question == question]

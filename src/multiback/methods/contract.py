@@ -74,6 +74,8 @@ def prepare(request: SumRequest, *, any_size: bool = False) -> Prepared | str:
     chosen = _without_shared(chosen, leaves)
     if not chosen:
         return "no large linear weight with few rows, an ordinary .grad and no hook is used in linear layers alone"
+    if not agrees_with_autograd():
+        return "this build of torch does not execute nodes named as inputs as expected"
     weights = {id(site.weight) for site in chosen}
     others = leaves if request.wrt is None else list(request.wrt)
     return Prepared(chosen, [tensor for tensor in others if id(tensor) not in weights])
@@ -149,8 +151,6 @@ def _refused_at_all(request: SumRequest) -> str:
         return "a torch.func transform is active"
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return "torch.distributed is initialised, and nothing shows whether a reducer listens on a parameter"
-    if not _agrees_with_autograd():
-        return "this build of torch does not execute nodes named as inputs as expected"
     return ""
 
 
@@ -197,7 +197,7 @@ def _without_shared(sites: list[Site], leaves: list[Tensor]) -> list[Site]:
 
 
 @functools.cache
-def _agrees_with_autograd() -> bool:
+def agrees_with_autograd() -> bool:
     """Try the method on a small net against plain backward, once a process; warn where it is wrong."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         layers = [nn.Linear(2, 3), nn.Linear(3, 2, bias=False)]
