@@ -73,9 +73,8 @@ def control_of(acts: list[Act]) -> Act | None:
 
 
 def control_pair(act: Act) -> Pair:
-    """The pair that must not differ."""
-    index = 1 if act.question in ("successive", "growth") else None
-    return Pair(act.question, Side(act.way, index), Side(act.way + CONTROL_SUFFIX, index), act.grads)
+    """The pair that must not differ, over all calls of a series."""
+    return Pair(act.question, Side(act.way), Side(act.way + CONTROL_SUFFIX), act.grads)
 
 
 def pairs_of(question: str, acts: list[Act]) -> list[Pair]:

@@ -214,13 +214,14 @@ _PLAINEST = ("one-forward summed", "reduction=sum")
 
 def advice(record: BenchRecord) -> str:
     """What to do, in one line, from the verdicts that stand."""
+    timed = any(verdicts_of(record, question) for question in ("combine", "slices"))
+    if record.growth is not None and not timed:
+        return growth_finding(record)  # nodes and bytes are exact, whatever the times are worth
     if conduct.differs(record.control):
         return "run again on a quieter machine: one way differed from itself, so no difference in time can be believed."
     for question, baseline in (("combine", "func1"), ("slices", "retained loop")):
         if verdicts_of(record, question):
             return _best_way(record, question, baseline)
-    if record.growth is not None:
-        return growth_finding(record)
     if verdicts_of(record, "retain"):
         return "call backward() without retain_graph wherever the graph is not needed again, see retain for its cost."
     return "see the verdicts below; --question combine compares ways to back-propagate several losses."
