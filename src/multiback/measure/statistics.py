@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from multiback.records import Outcome
 
-SIGNIFICANCE = 0.05
 POWER = 0.8
 FULL_CONFIDENCE = 0.95
 # A run that stops because its own interval looks narrow stops too often on lucky spreads: plain

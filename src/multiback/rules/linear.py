@@ -104,9 +104,3 @@ def sites(nodes: list[Node]) -> Iterator[Site]:
             yield Site(node, carrier, carrier, (node, number), transposed=False)
         elif type(carrier) is _T and type(leaf := carrier.next_functions[0][0]) is _ACCUMULATE:
             yield Site(node, leaf, carrier, (node, number), transposed=True)
-
-
-def is_accumulator(node: Node) -> bool:
-    """Whether `node` is a leaf's own node."""
-    kind: Any = type(node)
-    return kind is _ACCUMULATE
