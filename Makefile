@@ -1,4 +1,4 @@
-# Every target works in a fresh clone: it first brings .venv to what it needs.
+# Every target works in a fresh clone: it first brings its environment to what it needs.
 .DEFAULT_GOAL := help
 # Two targets must not install into .venv at the same time.
 .NOTPARALLEL:
@@ -11,13 +11,15 @@ PYTEST_ARGS ?=
 export PYTHON TORCH
 
 BIN := .venv/bin
+BENCHMARKS := backward jac rows gram memory startup
 
-.PHONY: help bench test check setup docs clean runtime docs-setup
+.PHONY: help bench test check setup docs benchmarks peers clean runtime docs-setup
 
 help: ## list what make can do
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
 	@printf '%s\n' '' 'Variables:' \
 	    '  ARGS="..."         arguments of multiback bench:  make bench ARGS="slices --quick"' \
+	    '                     or of the benchmarks:         make benchmarks ARGS="--smoke"' \
 	    '  TESTS=PATH         run these tests only:          make test TESTS=tests/test_graph.py' \
 	    '  PYTEST_ARGS="..."  more arguments of pytest:      make test PYTEST_ARGS="-x -k graph"' \
 	    '  TORCH="..."        another build of torch:        make bench TORCH="torch==2.14.1"' \
@@ -42,9 +44,17 @@ setup: ## install everything for development: multiback, the test group and ever
 docs: docs-setup ## build the documentation into docs/_build/html
 	$(BIN)/python -m sphinx -W -b html docs docs/_build/html
 
-clean: ## remove caches, coverage data and the built documentation; .venv stays
+benchmarks: peers ## run every script in benchmarks/ beside the peers, each with $(ARGS), and fail where one fails
+	@status=0; for script in $(BENCHMARKS); do \
+	    .venv-peers/bin/python benchmarks/$$script.py $(ARGS) || status=1; echo; \
+	done; exit $$status
+
+peers: ## install, into .venv-peers, multiback and the libraries that the benchmarks compare it with
+	@sh scripts/environment.sh peers
+
+clean: ## remove caches, coverage data and the built documentation; .venv and .venv-peers stay
 	rm -rf docs/_build build dist htmlcov .coverage .coverage.* .pytest_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests examples scripts docs -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+	find src tests examples scripts docs benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 runtime:
 	@sh scripts/environment.sh runtime

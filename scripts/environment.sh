@@ -1,11 +1,12 @@
 #!/bin/sh
-# Brings .venv up to date for one purpose, and does nothing when it is so already:
+# Brings an environment up to date for one purpose, and does nothing when it is so already:
 #
-#   scripts/environment.sh runtime    multiback and what it needs to run
-#   scripts/environment.sh setup      that, the test group and every extra
-#   scripts/environment.sh docs       what builds the documentation, without torch
+#   scripts/environment.sh runtime    .venv: multiback and what it needs to run
+#   scripts/environment.sh setup      .venv: that, the test group and every extra
+#   scripts/environment.sh docs       .venv: what builds the documentation, without torch
+#   scripts/environment.sh peers      .venv-peers: multiback, and the libraries that benchmarks/ compares it with
 #
-# PYTHON is the interpreter that makes .venv; TORCH, a requirement on torch, replaces the pinned one.
+# PYTHON is the interpreter that makes them; TORCH, a requirement on torch, replaces the pinned one.
 # POSIX sh rather than Python, because the first thing it finds out is whether there is a Python.
 set -eu
 cd "$(dirname "$0")/.."
@@ -13,7 +14,10 @@ root=$(pwd -P)
 
 PYTHON=${PYTHON:-python3}
 TORCH=${TORCH:-}
+purpose=${1:-}
+# The peers have requirements of their own, which must not decide what development runs on.
 venv=.venv
+[ "$purpose" != peers ] || venv=.venv-peers
 python=$venv/bin/python
 unfinished=$venv/unfinished
 place=$venv/made-in
@@ -151,17 +155,25 @@ print(",".join(metadata("multiback").get_all("Provides-Extra") or []))')
     finished setup
 }
 
+install_peers() {
+    say "Installing the libraries that the benchmarks compare with."
+    pip_install --quiet --group peers --editable . ${TORCH:+"$TORCH"}
+    # BackPACK asks for torchvision, which only its example data sets import, and whose builds fit one
+    # build of torch each: beside a CPU build of torch the usual torchvision cannot be imported.
+    pip_install --quiet --no-deps --group peers-alone
+    finished peers
+}
+
 install_docs() {
     say "Installing what builds the documentation."
     pip_install --quiet --group docs
     finished docs
 }
 
-purpose=${1:-}
 case $purpose in
     runtime | docs) steps=$purpose ;;
-    setup) steps='runtime setup' ;;
-    *) die "usage: scripts/environment.sh runtime|setup|docs" ;;
+    setup | peers) steps="runtime $purpose" ;;
+    *) die "usage: scripts/environment.sh runtime|setup|docs|peers" ;;
 esac
 
 pending=

@@ -73,15 +73,8 @@ def test_help_lists_and_show_run_without_torch(run_main, arguments):
 def test_every_public_name_exists():
     import multiback
 
-    assert set(multiback.__all__) == {
-        "__version__",
-        "InputError",
-        "MultibackError",
-        "Problem",
-        "RequestError",
-        "Result",
-        "WorkerError",
-        "backward",
-        "bench",
-    }
+    classes = {"Check", "Plan", "Problem", "Result"}
+    errors = {"CoupledRowsWarning", "FreedGraphError", "InputError", "MultibackError", "RequestError", "WorkerError"}
+    functions = {"backward", "bench", "each", "grad", "gram", "jac", "norms", "plan", "rows", "tune", "verify"}
+    assert set(multiback.__all__) == {"__version__"} | classes | errors | functions
     assert all(getattr(multiback, name) is not None for name in multiback.__all__)

@@ -6,11 +6,15 @@
     ├── InputError            bad use or bad input: exit code 2
     │   ├── OptionError       an option or argument breaks its rule
     │   ├── RequestError      losses, weights, wrt or method of a gradient request break a rule
+    │   │   └── FreedGraphError   the losses' graph has been freed; also a RuntimeError, as autograd's own
     │   ├── TargetError       the target cannot be found, loaded or trusted
     │   ├── ProblemError      the target loads, but its model, data or losses break a rule
     │   ├── OutputError       an output file cannot be written
     │   └── RecordError       a record cannot be read
     └── WorkerError           a measuring process ended without an answer
+
+    UserWarning
+    └── CoupledRowsWarning    a loss depends on other rows than its own
 
 Messages are one sentence: which argument, the rule, what was got, the remedy.
 """
@@ -36,6 +40,14 @@ class OptionError(InputError):
 
 class RequestError(InputError):
     """The losses, weights, wrt or method of a gradient request break a rule."""
+
+
+class FreedGraphError(RequestError, RuntimeError):
+    """The losses' graph has been freed by an earlier traversal."""
+
+
+class CoupledRowsWarning(UserWarning):
+    """A loss depends on other rows than its own, so that its gradient is no per-sample gradient."""
 
 
 class TargetError(InputError):

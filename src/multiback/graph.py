@@ -1,5 +1,8 @@
 """Reads an autograd graph: nodes, leaves, saved bytes, freed nodes; never runs a backward."""
 
+import heapq
+import itertools
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -60,6 +63,50 @@ def walk(roots: Iterable[Node]) -> list[Node]:
         order.append(node)
         pending.extend(child for child, _ in node.next_functions if child is not None)
     return order
+
+
+def traversal_bytes(nodes: Sequence[Node], roots: Sequence[Node]) -> int:
+    """Upper bound of the bytes of gradients that one traversal holds at once, leaves' own left out.
+
+    Plays the engine's order, last made first, with every gradient as a tensor of its own; twice the
+    largest node's inputs and outputs stand for what an operation allocates while it runs.
+    """
+    waiting: dict[Node, int] = {}
+    for node in nodes:
+        for child, _ in node.next_functions:
+            if child is not None:
+                waiting[child] = waiting.get(child, 0) + 1
+    sizes = {node: _arriving_bytes(node) for node in nodes}
+    order = itertools.count()  # nodes themselves have no order
+    ready = [(-node._sequence_nr(), next(order), node) for node in dict.fromkeys(roots)]
+    heapq.heapify(ready)
+    live = sum(sizes[node] for *_, node in ready)
+    peak = largest = 0
+    alive = {node for *_, node in ready}
+    while ready:
+        *_, node = heapq.heappop(ready)
+        made = 0
+        for child, _ in node.next_functions:
+            if child is None:
+                continue
+            if child not in alive:
+                alive.add(child)
+                made += sizes[child]
+            waiting[child] -= 1
+            if not waiting[child]:
+                heapq.heappush(ready, (-child._sequence_nr(), next(order), child))
+        live += made
+        peak = max(peak, live)
+        largest = max(largest, sizes[node] + made)
+        live -= sizes[node]
+    return peak + 2 * largest
+
+
+def _arriving_bytes(node: Node) -> int:
+    """Bytes of all gradients that reach a node; 0 for leaves."""
+    if not node.next_functions:
+        return 0
+    return sum(math.prod(metadata.shape) * metadata.dtype.itemsize for metadata in node._input_metadata)
 
 
 def edges_into(nodes: Iterable[Node], roots: Iterable[Node] = ()) -> dict[Node, list[tuple[Node | None, int]]]:

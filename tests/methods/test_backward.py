@@ -517,7 +517,7 @@ def test_hooks_are_removed_after_an_exception_and_after_success():
     handle.remove()
     fill(model.parameters(), 0.0)
     losses = model(data).sum()
-    sites = list(linear.sites(graph.walk(graph.roots_of([losses]))))
+    sites = linear.weight_sites(graph.walk(graph.roots_of([losses])))
     expected = reference(losses, list(model.parameters()))
     losses.backward(retain_graph=True)  # plain: hooks left behind would add a second time
     assert len(sites) == 2
@@ -546,7 +546,7 @@ def test_a_traversal_of_the_same_graph_in_another_thread_is_not_taken_for_ours()
 
 
 def test_contraction_is_switched_off_with_one_warning_where_it_disagrees(monkeypatch):
-    monkeypatch.setattr(linear.Site, "add_to", lambda self, grad, _cotangent, *, beta: grad.mul_(beta))
+    monkeypatch.setattr(linear.LinearSite, "add_to", lambda self, grad, _cotangent, *, beta: grad.mul_(beta))
     contract.agrees_with_autograd.cache_clear()
     model, data = large()
     losses = model(data).square().sum()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multiback.api import backward
+from multiback.api.accumulate import backward
 from multiback.benching.bound import Bound
 from multiback.benching.names import CARRIED_DETACHED, WAYS
 from multiback.benching.questions import GROWTH_STEPS, SUCCESSIVE_CALLS

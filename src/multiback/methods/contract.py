@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, Node
+from torch.autograd.graph import GradientEdge
 
 from multiback import graph
 from multiback.methods.summed import Overwriting
 from multiback.request import SumRequest
 from multiback.rules import linear
-from multiback.rules.linear import Site
+from multiback.rules.linear import LinearSite
+from multiback.survey import all_uses
 
 # Measured: below, the walk and the hooks cost more than the temporary; above, conv and many rows
 # are bound by arithmetic. See DESIGN in docs/design.md.
@@ -35,7 +36,7 @@ MAX_ROWS = 256
 class Prepared:
     """The sites to contract, and the leaves that go the engine's ordinary way."""
 
-    sites: list[Site]
+    sites: list[LinearSite]
     ordinary: list[Tensor]
 
 
@@ -61,14 +62,16 @@ def prepare(request: SumRequest, *, any_size: bool = False) -> Prepared | str:
     if any("CheckpointFunctionBackward" in node.name() for node in nodes):
         return "the graph holds a reentrantly checkpointed segment, whose own traversals hooks would not see"
     wanted = None if request.wrt is None else {id(tensor) for tensor in request.wrt}
-    by_leaf: dict[Any, list[Site]] = {}
-    for site in linear.sites(nodes):
-        by_leaf.setdefault(site.leaf, []).append(site)
-    chosen: list[Site] = []
+    by_leaf: dict[Any, list[LinearSite]] = {}
+    for site in linear.weight_sites(nodes):
+        by_leaf.setdefault(site.uses[0].source, []).append(site)
+    chosen: list[LinearSite] = []
     for leaf, sites in by_leaf.items():
         if wanted is not None and id(leaf.variable) not in wanted:
             continue
-        if _all_uses(leaf, sites, into) and all(_qualifies(site, any_size=any_size) for site in sites):
+        if all_uses(leaf, [(site, site.uses[0]) for site in sites], into) and all(
+            _qualifies(site, any_size=any_size) for site in sites
+        ):
             chosen += sites
     leaves = [leaf for leaf in map(graph.leaf_of, nodes) if leaf is not None]
     chosen = _without_shared(chosen, leaves)
@@ -97,7 +100,7 @@ def run(request: SumRequest, prepared: Prepared) -> None:
 class _Traversal:
     """The hooks of one traversal."""
 
-    def __init__(self, sites: Sequence[Site], *, overwrite: bool) -> None:
+    def __init__(self, sites: Sequence[LinearSite], *, overwrite: bool) -> None:
         self._sites = sites
         self._overwrite = overwrite
         self._task: int | None = None
@@ -122,7 +125,7 @@ class _Traversal:
     def _begin(self, _grads: object) -> None:
         self._task = torch._C._current_graph_task_id()
 
-    def _contract(self, site: Site, grads: tuple[Tensor | None, ...]) -> None:
+    def _contract(self, site: LinearSite, grads: tuple[Tensor | None, ...]) -> None:
         cotangent = grads[0]
         if cotangent is None or torch._C._current_graph_task_id() != self._task:
             return
@@ -154,18 +157,9 @@ def _refused_at_all(request: SumRequest) -> str:
     return ""
 
 
-def _all_uses(leaf: Node, sites: list[Site], into: dict[Node, list[tuple[Node | None, int]]]) -> bool:
-    """Whether every edge into the leaf comes from one of the sites, directly or through its `W.t()`."""
-    uses = {site.use for site in sites}
-    carriers = {site.carrier for site in sites} - {leaf}
-    edges = [edge for edge in into[leaf] if edge[0] not in carriers]
-    edges += [edge for carrier in carriers for edge in into[carrier]]
-    return all(edge in uses for edge in edges)
-
-
-def _qualifies(site: Site, *, any_size: bool) -> bool:
+def _qualifies(site: LinearSite, *, any_size: bool) -> bool:
     weight, grad = site.weight, site.weight.grad
-    if not any_size and (weight.numel() < MIN_WEIGHT_ELEMENTS or site.rows > MAX_ROWS):
+    if not any_size and (weight.numel() < MIN_WEIGHT_ELEMENTS or site.units > MAX_ROWS):
         return False
     if grad is None or type(grad) is not Tensor or grad.layout != torch.strided or grad.grad_fn is not None:
         return False
@@ -173,13 +167,10 @@ def _qualifies(site: Site, *, any_size: bool) -> bool:
         return False
     if weight._backward_hooks or getattr(weight, "_post_accumulate_grad_hooks", None):
         return False
-    raw = site.raw_input()
-    if raw is None or raw.unpack_hook is not None or raw.data is None:
-        return False
-    return (raw.data.dtype, raw.data.layout) == (weight.dtype, torch.strided)
+    return site.readable() and getattr(site.node, site.raw_names[0]).data.dtype == weight.dtype
 
 
-def _without_shared(sites: list[Site], leaves: list[Tensor]) -> list[Site]:
+def _without_shared(sites: list[LinearSite], leaves: list[Tensor]) -> list[LinearSite]:
     """Leave out weights whose `.grad` shares memory with another leaf's, or overlaps itself."""
     owners: dict[int, int] = {}
     for leaf in leaves:
@@ -208,7 +199,7 @@ def agrees_with_autograd() -> bool:
             for parameter in parameters:
                 parameter.grad = torch.ones_like(parameter)
             loss = layers[1](layers[0](data).relu()).square().sum()
-            found = list(linear.sites(graph.walk(graph.roots_of([loss]))))
+            found = linear.weight_sites(graph.walk(graph.roots_of([loss])))
             if contracted:
                 ordinary = [p for p in parameters if all(p is not site.weight for site in found)]
                 run(SumRequest((loss,), None, None, overwrite=False, retain_graph=False), Prepared(found, ordinary))

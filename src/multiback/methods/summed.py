@@ -4,7 +4,9 @@ import torch
 from torch import Tensor
 
 from multiback import graph
+from multiback.methods import traversals
 from multiback.request import SumRequest
+from multiback.survey import Survey
 
 
 def run(request: SumRequest) -> None:
@@ -16,6 +18,18 @@ def run(request: SumRequest) -> None:
     leaves = inputs if inputs is not None else graph.leaves_of(request.losses)
     with Overwriting(leaves):
         torch.autograd.backward(request.roots(), inputs=inputs, retain_graph=request.retain_graph)
+
+
+def gradient(survey: Survey, weights: Tensor | None) -> list[Tensor | None]:
+    """The weighted sum's gradient for every target, None where nothing arrives; keeps the graph."""
+    request = survey.request
+    if weights is not None and request.repeats is not None:
+        weights = weights.new_zeros(request.count).index_add_(0, torch.tensor(request.repeats), weights)
+    elif request.repeats is not None:
+        weights = torch.bincount(torch.tensor(request.repeats), minlength=request.count).double()
+    root = request.root(weights)
+    edges = [target.edge for target in request.targets]
+    return traversals.plain(root, edges, retain_graph=True, create_graph=request.create_graph)
 
 
 class Overwriting:

@@ -1,0 +1,1 @@
+"""What users call: request -> survey -> independence -> plan -> answer."""

@@ -1,0 +1,208 @@
+"""From a request to columns of gradients: survey, independence, plan, and the next plan where one fails."""
+
+import re
+import warnings
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Literal
+
+import msgspec
+
+from multiback import graph
+from multiback.errors import CoupledRowsWarning, FreedGraphError, RequestError
+from multiback.independence import Independence, Mode, assess
+from multiback.independence.operations import HANDLERS
+from multiback.methods import METHODS, failures
+from multiback.methods.columns import Columns
+from multiback.methods.returned import Partition, Work
+from multiback.planner import Facts, Kind, Offer, Plan, bytes_of, choose, preference
+from multiback.request import Request
+from multiback.survey import survey
+
+MODES = ("certify", "assume", "off")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How an answer may be computed."""
+
+    independence: Mode = "certify"
+    chunk: int | None = None
+    budget: int | str | None = None
+    method: str | Plan = "auto"
+    traverse: Literal["always", "likely", "never"] = "likely"
+    returned: bool = True
+
+    def checked(self) -> "Options":
+        """RequestError for what breaks a rule; the budget as bytes."""
+        if self.independence not in MODES:
+            raise RequestError(
+                f"independence: must be one of {', '.join(MODES)}; got {self.independence!r}. Choose one of these."
+            )
+        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
+            raise RequestError(f"chunk: must be a positive whole number of losses; got {self.chunk!r}. Leave it out.")
+        if not isinstance(self.method, (str, Plan)):
+            raise RequestError(f"method: must be a name or a Plan; got {type(self.method).__name__}. Use mb.plan's.")
+        return replace(self, budget=bytes_of(self.budget))
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A request with everything known of it and the plans for it, best first."""
+
+    work: Work
+    plans: list[Plan]
+    kind: Kind
+
+
+def prepare(request: Request, kind: Kind, options: Options) -> Prepared:
+    """Look at the graph and decide; runs the certificate's traversals at most, and keeps the graph."""
+    options = options.checked()
+    with freed_graphs_named():
+        seen = survey(request)
+        if not seen.reached:
+            raise RequestError("wrt: must hold a tensor of the losses' graph; none of it is part of it. Name others.")
+        mode: Mode = "off" if request.create_graph else options.independence
+        independence = assess(seen, mode, _how_far(kind, options))
+    work = Work(seen, independence)
+    facts = _facts(work, kind, options.returned)
+    plans = choose(facts, _offers(facts), method=options.method, chunk=options.chunk, budget=bytes_of(options.budget))
+    plans = [msgspec.structs.replace(plan, coupling=independence.coupling) for plan in plans]
+    return Prepared(work, plans, kind)
+
+
+def _how_far(kind: Kind, options: Options) -> Literal["always", "likely", "never"]:
+    """`rows` needs to know; others look only where it may pay, and not where another method is asked for."""
+    name = options.method.method if isinstance(options.method, Plan) else options.method
+    if kind == "rows" or name == "partition":
+        return "always"
+    return options.traverse if name == "auto" else "never"
+
+
+def _offers(facts: Facts) -> list[Offer]:
+    found = []
+    for name in preference(facts):
+        method = METHODS[name]
+
+        def peak(chunk: int, name: str = name) -> int:
+            return METHODS[name].peak_bytes(facts, chunk)
+
+        found.append(Offer(name, method.refusal(facts), peak, method.chunks))
+    return found
+
+
+def _facts(work: Work, kind: Kind, returned: bool) -> Facts:
+    request, seen = work.request, work.survey
+    shared = [target for target in request.targets if not target.rows]
+    covered = [number for number in sorted(seen.reached) if Partition.covers(work, number)]
+    names = {node.name().rstrip("0123456789") for node in seen.nodes}
+    return Facts(
+        kind=kind,
+        returned=returned,
+        losses=request.count,
+        shared_bytes=sum(target.nbytes for target in shared),
+        row_bytes=sum(target.nbytes for target in request.targets if target.rows),
+        contracted_bytes=sum(request.targets[number].nbytes for number in seen.covers),
+        largest_bytes=max(target.nbytes for target in request.targets),
+        cotangent_bytes=sum(site.nbytes for site in seen.sites),
+        working_bytes=max((site.nbytes * site.copies for site in seen.sites), default=0),
+        saved_bytes=sum(site.fresh_bytes for site in seen.sites),
+        traversal_bytes=graph.traversal_bytes(seen.nodes, graph.roots_of(request.losses)),
+        partitioned="all" if len(covered) == len(seen.reached) else "some" if covered else "none",
+        basis=work.independence.basis,
+        create_graph=request.create_graph,
+        python=seen.python,
+        unbatched=tuple(sorted(names & UNBATCHED)),
+        failed=failures.known(seen),
+    )
+
+
+# Nodes whose backward has no batching rule in the batching that `is_grads_batched` uses: torch runs
+# them once per loss and stacks the results, which costs more than a traversal per loss.
+UNBATCHED = frozenset(
+    f"{name}Backward"
+    for name in (
+        *("Convolution", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Embedding", "EmbeddingBag"),
+        *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "Gelu", "NllLoss", "NllLoss2D"),
+        *("ScaledDotProductEfficientAttention", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D"),
+        *("AdaptiveAvgPool2D", "Softmax", "LogSoftmax", "MkldnnRnnLayer"),
+    )
+)
+
+
+def columns(prepared: Prepared) -> Iterator[Columns]:
+    """Run the first plan; where a batched traversal fails before its first answer, the next plan answers.
+
+    A consumer that stops early frees the graph as one that ends.
+    """
+    work, numbers = prepared.work, sorted(prepared.work.survey.reached)
+    last = prepared.plans[-1]
+    for plan in prepared.plans:
+        stream = METHODS[plan.method].columns(work, numbers, plan.chunk)
+        try:
+            with freed_graphs_named():
+                first = [next(stream)]
+        except RuntimeError as error:
+            if isinstance(error, FreedGraphError) or "batched" not in plan.method:
+                raise
+            reason = failures.remember(work.survey, error)
+            if plan is last:
+                raise RequestError(
+                    f'method: "{plan.method}" must be exact; {reason}. Use method="auto", or a larger budget.'
+                ) from error
+            continue
+        yield from _finishing(work, first.pop(), stream)
+        return
+
+
+def _finishing(work: Work, first: Columns, stream: Iterator[Columns]) -> Generator[Columns, None, None]:
+    """The chunks, none of which is held here once it has been given."""
+    done = first.stop
+    waiting = [first]
+    del first
+    try:
+        while waiting:
+            yield waiting.pop()
+            with freed_graphs_named():
+                waiting += islice(stream, 1)
+            done = waiting[0].stop if waiting else done
+    finally:
+        if done < work.request.count:
+            work.ready(work.request.count)
+
+
+@contextmanager
+def freed_graphs_named() -> Generator[None]:
+    """Raise autograd's error on a freed graph as one that says so by name."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, FreedGraphError) or "second time" not in str(error):
+            raise
+        raise FreedGraphError(
+            "losses: must have a graph that is still there; a backward or a request before this one has freed it. "
+            "Give that one retain_graph=True, or run the forward again."
+        ) from error
+
+
+def warn_of_coupling(independence: Independence, names: list[str]) -> None:
+    """Say that rows are coupled, where, and what follows."""
+    where = f" at {independence.coupling}" if independence.coupling else ""
+    reason = "rows of the batch meet" if _certainly(independence.coupling) else "rows of the batch may meet"
+    warnings.warn(
+        CoupledRowsWarning(
+            f"rows: {reason}{where}, so a loss depends on other rows than its own. Parameters get the full gradient of "
+            f"each loss; {', '.join(names) or 'no row tensor'} gets each row's own part alone. Put batch norm in eval "
+            'mode or replace it, or say independence="off" if this is meant.'
+        ),
+        stacklevel=4,
+    )
+
+
+def _certainly(coupling: str) -> bool:
+    return re.split(r"[\d,]", coupling)[0] in HANDLERS
+
+
+__all__ = ["Options", "Prepared", "columns", "freed_graphs_named", "prepare", "warn_of_coupling"]

@@ -1,0 +1,32 @@
+"""Batched traversals that failed in this process, by what their graphs are made of: plans name the operation."""
+
+import re
+
+from multiback.survey import Survey
+
+_KNOWN: dict[frozenset[str], str] = {}
+
+
+def _made_of(survey: Survey) -> frozenset[str]:
+    return frozenset(survey.python or (node.name() for node in survey.nodes))
+
+
+def remember(survey: Survey, error: Exception) -> str:
+    """Keep, and give, the reason why a batched traversal of such a graph failed."""
+    found = re.search(r"Batching rule not implemented for (\S+?)[.;]?(\s|$)", str(error))
+    operation = found[1] if found else str(error).splitlines()[0][:120]
+    where = f" in {', '.join(survey.python)}" if survey.python else ""
+    reason = f"a batched traversal failed: {operation}{where}"
+    _KNOWN[_made_of(survey)] = reason
+    return reason
+
+
+def known(survey: Survey) -> dict[str, str]:
+    """Reasons by method."""
+    reason = _KNOWN.get(_made_of(survey))
+    return {"batched": reason} if reason else {}
+
+
+def forget() -> None:
+    """Try batched traversals again."""
+    _KNOWN.clear()
