@@ -19,7 +19,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     Attributes
     ----------
-    kind : what is asked; `returned` tells a whole Jacobian from an iterator.
+    kind : what is asked; `returned` tells a whole Jacobian from an iterator, `reuse` one that reuses buffers.
     losses : number of distinct losses.
     shared_bytes, row_bytes : of one gradient of the targets that all rows share, and of those that hold rows.
     contracted_bytes : the part of `shared_bytes` whose layers have a rule.
@@ -35,6 +35,7 @@ class Facts(msgspec.Struct, frozen=True):
 
     kind: Kind
     returned: bool
+    reuse: bool
     losses: int
     shared_bytes: int
     row_bytes: int
@@ -141,16 +142,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 def preference(facts: Facts) -> list[str]:
     """All methods, best first, by the shape of the work alone, so that the same call gives the same bits.
 
-    One traversal for all losses wins where every loss owns its rows. Batched traversals win where
-    torch can batch every operation; where it would run some loss by loss, so do we. Contraction
-    spares the weight gradients' share of every traversal.
+    One traversal for all losses wins where every loss owns its rows. Whole gradients of losses that
+    meet every row cost the same arithmetic by every method, so the plainest is quickest: batched
+    where torch can batch every operation, else a loop. Contraction spares memory where gradients
+    need not be held, as for norms, inner products and reused buffers.
     """
-    batched = ["contract-batched", "contract", "batched", "loop"]
-    single = ["contract", "loop", "contract-batched", "batched"]
-    order = single if facts.unbatched or facts.python or facts.losses == 1 else batched
-    if facts.partitioned == "all":
-        return ["partition", *order]
-    return [*order, "partition"]
+    loops = bool(facts.unbatched or facts.python) or facts.losses == 1
+    if facts.kind in ("gram", "norms"):
+        order = ["contract", "loop", "contract-batched", "batched"]
+        order = order if loops else ["contract-batched", "contract", "batched", "loop"]
+    elif not facts.returned:
+        order = ["contract", "loop"] if facts.reuse else ["loop", "contract"]
+        order += ["contract-batched", "batched"]
+    else:
+        order = ["loop", "contract", "batched", "contract-batched"]
+        order = order if loops else ["batched", "contract-batched", "contract", "loop"]
+    return ["partition", *order] if facts.partitioned == "all" else [*order, "partition"]
 
 
 def choose(

@@ -50,13 +50,18 @@ class Target(msgspec.Struct, frozen=True, eq=False):
 
     name: str
     key: str | int
-    edge: GradientEdge
+    given: Differentiable
     parameter: bool
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
     hooked: bool
     rows: bool = False
+
+    @property
+    def edge(self) -> GradientEdge:
+        """Where its gradient arrives; some microseconds for a leaf."""
+        return self.given if isinstance(self.given, GradientEdge) else get_gradient_edge(self.given)
 
     @property
     def data(self) -> bool:
@@ -207,7 +212,7 @@ def _target(name: str, key: str | int, given: Differentiable) -> Target:
         return Target(name, key, given, False, shape, metadata.dtype, metadata.device, hooked=False)
     hooked = bool(given._backward_hooks)
     parameter = isinstance(given, nn.Parameter)
-    return Target(name, key, get_gradient_edge(given), parameter, tuple(given.shape), given.dtype, given.device, hooked)
+    return Target(name, key, given, parameter, tuple(given.shape), given.dtype, given.device, hooked)
 
 
 def _with_rows(

@@ -1,21 +1,24 @@
 """What a request's graph offers: which targets follow from what reaches layers with a rule, and which do not."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from multiback import graph, rules
 from multiback.errors import RequestError
-from multiback.request import Request
-from multiback.rules.site import Site, Use
+from multiback.request import Differentiable, Request
+from multiback.rules.norms import REPEAT
+from multiback.rules.site import ACCUMULATE, CAST, TRANSPOSE, Site, Use
 
 Pairs = list[tuple[Site, Use]]
 InEdges = dict[Node, list[tuple[Node | None, int]]]
 
-# Beyond, what lies between a parameter and the layers that use it is no re-parametrisation but a net.
+# Beyond these, what lies between a parameter and the layers that use it is no re-parametrisation but a net.
+CARRIERS = (TRANSPOSE, CAST, REPEAT)
 _MOST_NODES_BETWEEN = 24
 _DEEPEST = 12
 
@@ -38,82 +41,148 @@ class Cover:
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """One walk's findings.
+    """One walk's findings; what takes longer is looked for when it is asked for.
 
     Attributes
     ----------
     nodes : every node reachable from the losses.
-    reached : numbers of the targets that a loss reaches.
-    covers : by number, the targets all of whose gradient comes through sites.
-    sites : the sites of `covers`, each with the wanted uses only.
-    rows : numbers of the targets whose dimension 0 holds, or may hold, the batch's rows.
+    leaves : the leaves among what they lead to, with their nodes, by the leaf's `id`.
+    places : for every target that a loss reaches, the node at which its gradient arrives.
     python : names of nodes whose backward is Python code (custom functions, checkpoints, compiled parts).
     """
 
     request: Request
     nodes: list[Node]
-    reached: frozenset[int]
-    covers: dict[int, Cover]
-    sites: list[Site]
-    rows: list[int]
+    leaves: dict[int, tuple[Tensor, Node]]
+    places: dict[int, Node]
     python: tuple[str, ...]
+
+    @property
+    def reached(self) -> list[int]:
+        """Numbers of the targets that a loss reaches, in order."""
+        return list(self.places)
+
+    @property
+    def whole(self) -> bool:
+        """Whether one traversal for all targets visits every node, and so frees all of the graph."""
+        ends = {node for number, node in self.places.items() if id(self.request.targets[number].given) in self.leaves}
+        return len(self.request.losses) == 1 and len(ends) == len(self.leaves)
+
+    @cached_property
+    def _found(self) -> "_Found":
+        return _find(self)
+
+    @property
+    def covers(self) -> dict[int, Cover]:
+        """By number, the targets all of whose gradient comes through sites."""
+        return self._found.covers
+
+    @property
+    def spares(self) -> dict[int, Cover]:
+        """Another cover for targets that all rows use by way of something made from them alone."""
+        return self._found.spares
+
+    @property
+    def sites(self) -> list[Site]:
+        """The sites of `covers`, each with the wanted uses only."""
+        return self._found.sites
+
+    @property
+    def all_sites(self) -> list[Site]:
+        """Those, and the ones that only `spares` need."""
+        return self._found.all_sites
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Numbers of the targets whose dimension 0 holds, or may hold, the batch's rows."""
+        targets = self.request.targets
+        return [n for n in self.places if targets[n].rows or (targets[n].data and n not in self.covers)]
 
 
 def survey(request: Request) -> Survey:
-    """Walk the graph once; a few microseconds a node, no traversal. RequestError where torch allows only `backward`."""
-    roots = graph.roots_of(request.losses)
-    nodes = graph.walk(roots)
+    """Walk the graph once; a microsecond a node, no traversal. RequestError where torch allows only `backward`."""
+    nodes = graph.walk(graph.roots_of(request.losses))
     present = set(nodes)
-    reached = frozenset(n for n, target in enumerate(request.targets) if target.edge.node in present)
-    python = tuple(dict.fromkeys(node.name() for node in nodes if isinstance(node, BackwardCFunction)))
+    leaves: dict[int, tuple[Tensor, Node]] = {}
+    python: dict[str, None] = {}
+    for node in nodes:
+        leaf = node.variable if type(node) is ACCUMULATE else None
+        if leaf is not None:
+            leaves[id(leaf)] = leaf, node
+        elif isinstance(node, BackwardCFunction):
+            python[node.name()] = None
     if any(name.startswith("CheckpointFunctionBackward") for name in python):
         raise RequestError(
             "losses: must have a graph that can be traversed for chosen tensors; got one with a reentrantly "
             "checkpointed segment, which only backward() passes. Checkpoint with use_reentrant=False, or use "
             "mb.backward."
         )
-    covers, sites = _covers(request, nodes, roots, reached)
-    rows = [
-        number
-        for number in sorted(reached)
-        if request.targets[number].rows or (request.targets[number].data and number not in covers)
-    ]
-    return Survey(request, nodes, reached, covers, sites, rows, python)
+    places: dict[int, Node] = {}
+    for number, target in enumerate(request.targets):
+        known = leaves.get(id(target.given))
+        node = known[1] if known is not None else _inner(target.given)
+        if node is not None and node in present:
+            places[number] = node
+    return Survey(request, nodes, leaves, places, tuple(python))
 
 
-def _covers(
-    request: Request, nodes: list[Node], roots: list[Node], reached: Iterable[int]
-) -> tuple[dict[int, Cover], list[Site]]:
-    """The targets that are covered, and their sites."""
-    upward = _Upward(nodes, roots)
+def _inner(given: Differentiable) -> Node | None:
+    return given.node if isinstance(given, GradientEdge) else given.grad_fn
+
+
+@dataclass(frozen=True, eq=False)
+class _Found:
+    covers: dict[int, Cover]
+    spares: dict[int, Cover]
+    sites: list[Site]
+    all_sites: list[Site]
+
+
+def _find(survey: Survey) -> _Found:
+    """Covers of the targets that are plain leaves, and the sites they need."""
+    upward = _Upward(survey.nodes, graph.roots_of(survey.request.losses))
     covers: dict[int, Cover] = {}
-    known: dict[Any, Cover | None] = {}
-    for number in sorted(reached):
-        target = request.targets[number]
-        leaf = target.edge.node
-        if target.rows or target.hooked or target.dtype.is_complex or graph.leaf_of(leaf) is None:
+    spares: dict[int, Cover] = {}
+    known: dict[Node, tuple[Cover | None, Cover | None]] = {}
+    for number, leaf in survey.places.items():
+        target = survey.request.targets[number]
+        if target.rows or target.hooked or target.dtype.is_complex or type(leaf) is not ACCUMULATE:
             continue
         if leaf not in known:  # the same tensor named twice in wrt is answered twice
-            known[leaf] = upward.cover(leaf)
-        cover = known[leaf]
-        if cover is not None:
-            covers[number] = cover
+            known[leaf] = upward.covers(leaf)
+        for cover, kept in zip(known[leaf], (covers, spares), strict=True):
+            if cover is not None:
+                kept[number] = cover
+    narrowed = _narrowed(upward.sites, [*covers.values(), *spares.values()])
+    covers, spares = _readable(covers, narrowed), _readable(spares, narrowed)
+    used = {site.node for cover in covers.values() for site, _ in cover.pairs()}
+    spare = used | {site.node for cover in spares.values() for site, _ in cover.pairs()}
+    sites = [site for node, site in narrowed.items() if node in used]
+    return _Found(covers, spares, sites, [site for node, site in narrowed.items() if node in spare])
+
+
+def _narrowed(sites: dict[Any, Site], covers: list[Cover]) -> dict[Any, Site]:
+    """The sites that covers need, each with the uses that they need."""
     wanted: dict[Any, list[Use]] = {}
-    for cover in covers.values():
+    for cover in covers:
         for site, use in cover.pairs():
             uses = wanted.setdefault(site.node, [])
             if use not in uses:
                 uses.append(use)
-    narrowed: dict[Any, Site] = {}
-    for site in upward.sites.values():
-        uses = wanted.get(site.node)
-        if uses is not None:
-            narrowed[site.node] = site if len(uses) == len(site.uses) else type(site)(site.node, uses)
-    found = {number: _with(cover, narrowed) for number, cover in covers.items()}
-    readable = {node for node, site in narrowed.items() if site.units and site.readable()}
-    found = {n: cover for n, cover in found.items() if all(site.node in readable for site, _ in cover.pairs())}
-    used = {site.node for cover in found.values() for site, _ in cover.pairs()}
-    return found, [site for node, site in narrowed.items() if node in used]
+    return {
+        node: sites[node] if len(uses) == len(sites[node].uses) else type(sites[node])(node, uses)
+        for node, uses in wanted.items()
+    }
+
+
+def _readable(covers: dict[int, Cover], sites: dict[Any, Site]) -> dict[int, Cover]:
+    """The covers by narrowed sites, of which everything can be read."""
+    readable = {node for node, site in sites.items() if site.units and site.readable()}
+    return {
+        number: _with(cover, sites)
+        for number, cover in covers.items()
+        if all(site.node in readable for site, _ in cover.pairs())
+    }
 
 
 def _with(cover: Cover, sites: dict[Any, Site]) -> Cover:
@@ -135,8 +204,31 @@ class _Upward:
         }
         self._shared: dict[Any, bool] = {}
 
-    def cover(self, leaf: Any) -> Cover | None:
-        """How the leaf is covered; None where some of its gradient comes past every site."""
+    def covers(self, leaf: Any) -> tuple[Cover | None, Cover | None]:
+        """How the leaf is covered, and how else where rows share what is made from it; None where it is not."""
+        direct = self._direct(leaf)
+        if direct is None:
+            return self._by_way_of_others(leaf), None
+        shared = any(self._is_shared(site.node) for site, _ in direct.direct)
+        return direct, self._by_way_of_others(leaf) if shared else None
+
+    def _direct(self, leaf: Any) -> Cover | None:
+        """The cover by sites that use the leaf itself."""
+        found: Pairs = []
+        waiting = [leaf]
+        while waiting:
+            for consumer, number in self._into[waiting.pop()]:
+                slot = self._slots.get((consumer, number))
+                if slot is not None and slot[1].source is leaf:
+                    found.append(slot)
+                elif consumer is not None and type(consumer) in CARRIERS:
+                    waiting.append(consumer)
+                else:
+                    return None
+        return Cover(found, [])
+
+    def _by_way_of_others(self, leaf: Any) -> Cover | None:
+        """The cover that goes past whatever rows share; None where some gradient comes past every site."""
         direct: Pairs = []
         below: dict[tuple[Any, int], Pairs] = {}
         waiting, seen = [leaf], {leaf}

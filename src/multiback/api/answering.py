@@ -26,7 +26,7 @@ MODES = ("certify", "assume", "off")
 
 @dataclass(frozen=True)
 class Options:
-    """How an answer may be computed."""
+    """How an answer may be computed; `explained` asks for a plan that says why not otherwise."""
 
     independence: Mode = "certify"
     chunk: int | None = None
@@ -34,6 +34,8 @@ class Options:
     method: str | Plan = "auto"
     traverse: Literal["always", "likely", "never"] = "likely"
     returned: bool = True
+    reuse: bool = False
+    explained: bool = False
 
     def checked(self) -> "Options":
         """RequestError for what breaks a rule; the budget as bytes."""
@@ -67,7 +69,9 @@ def prepare(request: Request, kind: Kind, options: Options) -> Prepared:
         mode: Mode = "off" if request.create_graph else options.independence
         independence = assess(seen, mode, _how_far(kind, options))
     work = Work(seen, independence)
-    facts = _facts(work, kind, options.returned)
+    found = independence
+    owned = [] if not (found.sites or found.rows) else [n for n in seen.reached if Partition.covers(work, n)]
+    facts = _facts(work, kind, options, owned)
     plans = choose(facts, _offers(facts), method=options.method, chunk=options.chunk, budget=bytes_of(options.budget))
     plans = [msgspec.structs.replace(plan, coupling=independence.coupling) for plan in plans]
     return Prepared(work, plans, kind)
@@ -93,28 +97,40 @@ def _offers(facts: Facts) -> list[Offer]:
     return found
 
 
-def _facts(work: Work, kind: Kind, returned: bool) -> Facts:
+def _is_quick(work: Work, owned: list[int], kind: Kind, options: Options) -> bool:
+    """Whether the decision rests on no sizes: all is partitioned, or it lies between a batched traversal and a loop."""
+    if options.method != "auto" or options.budget is not None or options.explained:
+        return False
+    return len(owned) == len(work.survey.reached) or (kind == "each" and options.returned and not owned)
+
+
+def _facts(work: Work, kind: Kind, options: Options, owned: list[int]) -> Facts:
+    """What the planner needs; sizes only where it may need them."""
     request, seen = work.request, work.survey
+    quick, whole = _is_quick(work, owned, kind, options), len(owned) == len(seen.reached)
+    sites = [] if quick else seen.sites
+    covers = {} if quick else seen.covers
     shared = [target for target in request.targets if not target.rows]
-    covered = [number for number in sorted(seen.reached) if Partition.covers(work, number)]
-    names = {node.name().rstrip("0123456789") for node in seen.nodes}
+    unbatched = tuple(sorted({type(node).__name__ for node in seen.nodes} & UNBATCHED))
+    sized = not quick or not (whole or unbatched or seen.python)
     return Facts(
         kind=kind,
-        returned=returned,
+        returned=options.returned,
+        reuse=options.reuse,
         losses=request.count,
         shared_bytes=sum(target.nbytes for target in shared),
         row_bytes=sum(target.nbytes for target in request.targets if target.rows),
-        contracted_bytes=sum(request.targets[number].nbytes for number in seen.covers),
+        contracted_bytes=sum(request.targets[number].nbytes for number in covers),
         largest_bytes=max(target.nbytes for target in request.targets),
-        cotangent_bytes=sum(site.nbytes for site in seen.sites),
-        working_bytes=max((site.nbytes * site.copies for site in seen.sites), default=0),
-        saved_bytes=sum(site.fresh_bytes for site in seen.sites),
-        traversal_bytes=graph.traversal_bytes(seen.nodes, graph.roots_of(request.losses)),
-        partitioned="all" if len(covered) == len(seen.reached) else "some" if covered else "none",
+        cotangent_bytes=sum(site.nbytes for site in sites),
+        working_bytes=max((site.nbytes * site.copies for site in sites), default=0),
+        saved_bytes=sum(site.fresh_bytes for site in sites),
+        traversal_bytes=graph.traversal_bytes(seen.nodes, graph.roots_of(request.losses)) if sized else 0,
+        partitioned="all" if whole else "some" if owned else "none",
         basis=work.independence.basis,
         create_graph=request.create_graph,
         python=seen.python,
-        unbatched=tuple(sorted(names & UNBATCHED)),
+        unbatched=unbatched,
         failed=failures.known(seen),
     )
 
@@ -122,7 +138,7 @@ def _facts(work: Work, kind: Kind, returned: bool) -> Facts:
 # Nodes whose backward has no batching rule in the batching that `is_grads_batched` uses: torch runs
 # them once per loss and stacks the results, which costs more than a traversal per loss.
 UNBATCHED = frozenset(
-    f"{name}Backward"
+    f"{name}Backward0"
     for name in (
         *("Convolution", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Embedding", "EmbeddingBag"),
         *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "Gelu", "NllLoss", "NllLoss2D"),
@@ -137,7 +153,7 @@ def columns(prepared: Prepared) -> Iterator[Columns]:
 
     A consumer that stops early frees the graph as one that ends.
     """
-    work, numbers = prepared.work, sorted(prepared.work.survey.reached)
+    work, numbers = prepared.work, prepared.work.survey.reached
     last = prepared.plans[-1]
     for plan in prepared.plans:
         stream = METHODS[plan.method].columns(work, numbers, plan.chunk)

@@ -53,7 +53,7 @@ def plan(
     """
     _check_kind(kind)
     asked = request(losses, wrt, retain_graph=True, rows=kind == "rows")
-    return prepare(asked, kind, Options(independence, chunk, budget, method)).plans[0]
+    return prepare(asked, kind, Options(independence, chunk, budget, method, explained=True)).plans[0]
 
 
 def _check_kind(kind: str) -> None:
@@ -101,7 +101,7 @@ def tune(
     if not isinstance(rounds, int) or rounds < 1:
         raise RequestError(f"rounds: must be a positive whole number; got {rounds!r}. Leave it out for 5.")
     asked = request(losses, wrt, retain_graph=True, rows=kind == "rows")
-    plans = prepare(asked, kind, Options(independence, budget=budget, traverse="always")).plans
+    plans = prepare(asked, kind, Options(independence, budget=budget, traverse="always", explained=True)).plans
     times: dict[str, list[float]] = {candidate.method: [] for candidate in plans}
     for number in range(rounds + 1):
         for candidate in plans:

@@ -183,7 +183,7 @@ class _Slot:
             self._parts = rows
             return
         if self._parts is None:
-            self._parts = self._target.zeros(count)
+            self._parts = rows.new_empty((count, *self._target.shape))
         if rows.requires_grad:  # a graph of its own: nothing may be written in place
             raise AssertionError("answers with a graph are stacked")
         self._parts[found.start : found.stop] = rows
@@ -195,7 +195,7 @@ class _Slot:
 
 def _filled(prepared: Prepared, slots: list[_Slot]) -> list[Tensor]:
     """All chunks put in place."""
-    count, reached = prepared.work.request.count, sorted(prepared.work.survey.reached)
+    count, reached = prepared.work.request.count, prepared.work.survey.reached
     if prepared.work.request.create_graph:
         return _stacked(prepared)
     for found in columns(prepared):
@@ -259,7 +259,7 @@ def each(
     [[1.0, 1.0], [2.0, 4.0]]
     """
     asked = request(losses, wrt, retain_graph=retain_graph)
-    options = Options(chunk=chunk, budget=budget, method=method, returned=False)
+    options = Options(chunk=chunk, budget=budget, method=method, returned=False, reuse=reuse)
     return _each(prepare(asked, "each", options), reuse=reuse)
 
 
@@ -369,7 +369,7 @@ def rows(
     count = asked.count
     answers: list[Any] = [_Slot(target) if not target.rows else target.zeros() for target in asked.targets]
     for found in columns(prepared):
-        for number in sorted(prepared.work.survey.reached):
+        for number in prepared.work.survey.reached:
             if not asked.targets[number].rows:
                 answers[number].put(found, number, count)
             else:

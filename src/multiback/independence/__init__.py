@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Literal
 
@@ -14,9 +14,11 @@ from multiback.independence.locality import Locality, prove
 from multiback.independence.operations import HANDLERS
 from multiback.independence.owners import Cyclic, Named, Owners
 from multiback.independence.signed import Watched, certify
-from multiback.survey import Survey, edge_of
+from multiback.independence.slices import common_slice
+from multiback.survey import Cover, Survey, edge_of
 
 Mode = Literal["certify", "assume", "off"]
+Traverse = Literal["always", "likely", "never"]
 Basis = Literal["proven", "proven in part", "certified", "assumed", "coupled", "unchecked"]
 
 
@@ -41,13 +43,15 @@ class Independence:
     coupling: str
     traversals: int
 
-    @property
-    def complete(self) -> bool:
-        """Whether rows are apart wherever it was asked."""
-        return self.basis != "coupled"
+    def cover(self, survey: Survey, number: int) -> Cover | None:
+        """The cover of a target all of whose sites hold rows apart; None where there is none."""
+        for cover in (survey.covers.get(number), survey.spares.get(number)):
+            if cover is not None and all(site.node in self.sites for site, _ in cover.pairs()):
+                return cover
+        return None
 
 
-def assess(survey: Survey, mode: Mode, traverse: Literal["always", "likely", "never"]) -> Independence:
+def assess(survey: Survey, mode: Mode, traverse: Traverse) -> Independence:
     """Find the owners at all edges that the request needs.
 
     `assume` walks as well, and believes of operations that it does not know that they keep rows where
@@ -62,6 +66,12 @@ def assess(survey: Survey, mode: Mode, traverse: Literal["always", "likely", "ne
     locality = _walk(survey, assume=mode == "assume")
     if mode == "assume":
         return _assumed(survey, locality)
+    if locality is not None and locality.dense and traverse != "always":
+        return Independence("unchecked", {}, {}, None, "", 0)
+    return _proven_or_certified(survey, locality, traverse)
+
+
+def _proven_or_certified(survey: Survey, locality: Locality | None, traverse: Traverse) -> Independence:
     proven = None if locality is None else _proven(survey, locality)
     if proven is not None and _covers(proven, survey):
         return proven
@@ -101,29 +111,35 @@ def _breadth_first(node: Node) -> Iterator[Node]:
 
 
 def _covers(found: Independence, survey: Survey) -> bool:
-    return len(found.sites) == len(survey.sites) and all(number in found.rows for number in survey.rows)
+    """Whether every target that has a cover, or may hold rows, is known to be used by rows that are apart."""
+    numbers = survey.covers.keys() | survey.spares.keys()
+    return all(found.cover(survey, number) is not None for number in numbers) and all(
+        number in found.rows for number in survey.rows
+    )
 
 
 def _walk(survey: Survey, *, assume: bool) -> Locality | None:
-    """The static proof; it needs one tensor that holds all losses."""
-    losses = survey.request.losses
-    if len(losses) != 1:
-        return None
-    edge = get_gradient_edge(losses[0])
-    return prove(edge.node, edge.output_nr, survey.request.count, survey.nodes, assume=assume)
+    """The static proof; it needs one tensor that holds all losses, or of which they are slices."""
+    losses, count = survey.request.losses, survey.request.count
+    if len(losses) == 1:
+        edge = get_gradient_edge(losses[0])
+        return prove(edge.node, edge.output_nr, count, assume=assume)
+    found = common_slice(losses)
+    return None if found is None else prove(found[0], found[1], count, inner=found[2], assume=assume)
 
 
 def _proven(survey: Survey, locality: Locality) -> Independence:
     count = survey.request.count
     sites: dict[Node, Owners] = {}
-    for site in survey.sites:
+    for site in survey.all_sites:
         inner = locality.inner(site.node)
         if inner is not None and inner % site.unit_size == 0:
             sites[site.node] = Cyclic(count, inner // site.unit_size, site.units)
     rows: dict[int, Owners] = {}
     for number in survey.rows:
         target = survey.request.targets[number]
-        inner = locality.inner(target.edge.node, target.edge.output_nr)
+        edge = target.edge
+        inner = locality.inner(edge.node, edge.output_nr)
         size = _row_size(target.shape)
         if inner is not None and size and inner % size == 0:
             rows[number] = Cyclic(count, inner // size, target.shape[0])
@@ -139,7 +155,7 @@ def _row_size(shape: tuple[int, ...]) -> int:
 
 def _single(survey: Survey) -> Independence:
     """One loss owns everything."""
-    sites: dict[Node, Owners] = {site.node: Cyclic(1, site.units, site.units) for site in survey.sites}
+    sites: dict[Node, Owners] = {site.node: Cyclic(1, site.units, site.units) for site in survey.all_sites}
     sizes = {number: survey.request.targets[number].shape[0] for number in survey.rows}
     rows: dict[int, Owners] = {number: Cyclic(1, size, size) for number, size in sizes.items()}
     return Independence("proven", sites, rows, None, "", 0)
@@ -148,7 +164,7 @@ def _single(survey: Survey) -> Independence:
 def _assumed(survey: Survey, locality: Locality | None) -> Independence:
     if locality is None:
         raise RequestError(
-            f'independence: "assume" must have all losses in one tensor, which says where its rows are; got '
+            f'independence: "assume" must have all losses in one tensor, or as equal slices of one in order; got '
             f'{len(survey.request.losses)} tensors. Compute them with reduction="none", or use "certify".'
         )
     found = _proven(survey, locality)
@@ -157,23 +173,26 @@ def _assumed(survey: Survey, locality: Locality | None) -> Independence:
 
 def _certified(survey: Survey, locality: Locality | None) -> Independence:
     request = survey.request
-    watched = [Watched(edge_of(site), site.units) for site in survey.sites]
+    watched = [Watched(edge_of(site), site.units) for site in survey.all_sites]
     numbers = survey.rows
     watched += [Watched(request.targets[n].edge, request.targets[n].shape[0]) for n in numbers]
     if not watched:
         return Independence("unchecked", {}, {}, None, "", 0)
     found = certify(request, watched)
-    cut = len(survey.sites)
+    cut = len(survey.all_sites)
     sites: dict[Node, Owners] = {
-        site.node: owners for site, owners in zip(survey.sites, found.owners[:cut], strict=True) if owners is not None
+        site.node: owners
+        for site, owners in zip(survey.all_sites, found.owners[:cut], strict=True)
+        if owners is not None
     }
     rows: dict[int, Owners] = {
         number: owners for number, owners in zip(numbers, found.owners[cut:], strict=True) if owners is not None
     }
     gradients = {_place(w.edge): gradient for w, gradient in zip(watched, found.gradients, strict=True)}
-    whole = all(owners is not None for owners in found.owners)
-    coupling = "" if whole else _coupling(survey, locality)
-    return Independence("certified" if whole else "coupled", sites, rows, gradients, coupling, found.traversals)
+    certified = Independence("certified", sites, rows, gradients, "", found.traversals)
+    if _covers(certified, survey):
+        return certified
+    return replace(certified, basis="coupled", coupling=_coupling(survey, locality))
 
 
 def _place(edge: GradientEdge) -> tuple[Node, int]:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 
@@ -65,30 +66,41 @@ def place(shape: Shape, axis: int, within: int) -> Layout:
     return Layout(within * math.prod(shape[axis + 1 :]))
 
 
-@dataclass(frozen=True)
 class Step:
-    """One node on the walk: the layouts of its outputs, and all shapes."""
+    """One node on the walk: the layouts of its outputs, and shapes, read when they are asked for."""
 
-    node: Any
-    name: str
-    arriving: list[Layout | None]
-    metadata: Any
-    inputs: list[Shape]
-    rows: int
+    def __init__(self, node: Any, arriving: dict[int, Layout], rows: int) -> None:
+        self.node = node
+        self.name: str = node.name()
+        self.arriving = arriving
+        self.rows = rows
+
+    @cached_property
+    def inputs(self) -> list[Shape]:
+        """Shapes of the inputs that want a gradient, () for others."""
+        return [
+            () if child is None else tuple(child._input_metadata[number].shape)
+            for child, number in self.node.next_functions
+        ]
+
+    @cached_property
+    def outputs(self) -> list[Shape]:
+        """Shapes of the outputs."""
+        return [tuple(metadata.shape) for metadata in self.node._input_metadata]
 
     @property
     def mixed(self) -> list[State]:
         """No input keeps rows apart."""
-        return [Mixed(self.name)] * len(self.inputs)
+        return [Mixed(self.name)] * len(self.node.next_functions)
 
     @property
     def kept(self) -> list[State]:
         """Rows stay on their axis in every input that has it, and are not in others."""
-        number = next((n for n, layout in enumerate(self.arriving) if layout is not None), None)
+        number = next(iter(self.arriving), None)
         found = None if number is None else self.located(number)
         if number is None or found is None:
             return self.mixed
-        size = self.output(number)[found[0]]
+        size = self.outputs[number][found[0]]
         return [
             place(shape, *found) if found[0] < len(shape) and shape[found[0]] == size else SHARED
             for shape in self.inputs
@@ -96,12 +108,12 @@ class Step:
 
     def output(self, number: int = 0) -> Shape:
         """Shape of an output."""
-        return tuple(int(size) for size in self.metadata[number].shape)
+        return self.outputs[number]
 
     def located(self, number: int = 0) -> tuple[int, int] | None:
         """Axis and `inner` within it, in an output."""
-        layout = self.arriving[number]
-        return None if layout is None else locate(self.output(number), layout.inner, self.rows)
+        layout = self.arriving.get(number)
+        return None if layout is None else locate(self.outputs[number], layout.inner, self.rows)
 
     def same_axis(self, number: int, axis: int, within: int, output: int = 0) -> State:
         """The layout of an input whose axis is the output's; mixed where their sizes differ."""

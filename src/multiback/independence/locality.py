@@ -7,6 +7,8 @@ their output's row depends on the same row of an input alone. What is not known 
 believed, and everything below it is left to a traversal.
 """
 
+import heapq
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,75 +17,87 @@ from torch.autograd.graph import Node
 
 from multiback.independence.layouts import SHARED, Layout, Mixed, Shared, State, Step, merged
 from multiback.independence.operations import HANDLERS
+from multiback.rules import convolution, embedding, linear, norms
 
-Edges = dict[tuple[Node, int], State]
+_LAYERS = (*linear.KINDS, *convolution.KINDS, *norms.KINDS, *embedding.KINDS)
+Arrived = dict[int, State]  # the states of a node's outputs
 
 
 @dataclass(frozen=True)
 class Locality:
-    """What the walk proved: a layout for every edge that holds rows apart, and where rows first meet."""
+    """What the walk proved: a layout for every edge that holds rows apart, and where rows first meet.
 
-    states: Edges
+    `dense` says that every loss uses the same tensors whole, before any parameter is met.
+    """
+
+    states: dict[Node, Arrived]
     rows: int
     coupling: str
+    dense: bool = False
 
     def inner(self, node: Node, output: int = 0) -> int | None:
         """The layout's `inner` at an edge; None where rows are not proven apart."""
-        state = self.states.get((node, output))
+        state = self.states.get(node, {}).get(output)
         return state.inner if isinstance(state, Layout) else None
 
 
-def prove(root: Node, output: int, rows: int, nodes: list[Node], *, assume: bool = False) -> Locality:
-    """Walk from the losses' tensor, each node after everything that leads to it; O(nodes + edges).
+def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = False) -> Locality:
+    """Walk from a tensor that holds the losses, or their rows, last made first, as long as something holds rows apart.
 
     With `assume`, what is not known to keep rows apart is taken to keep them on the axis where they
     are, and to do nothing to them by way of inputs that have no such axis.
     """
-    waiting = _dependencies(nodes)
-    states: Edges = {(root, output): Layout(1)}
+    states: dict[Node, Arrived] = {root: {output: Layout(inner)}}
     coupling = ""
-    ready = [root]
-    while ready:
-        node = ready.pop()
-        for (child, number), state in zip(node.next_functions, _through(node, states, rows, assume), strict=True):
+    order = itertools.count()  # nodes themselves have no order
+    ready = [(-root._sequence_nr(), next(order), root)]
+    passed: set[Node] = set()
+    apart = {root}  # nodes ahead that something holding rows apart leads to
+    dense = True
+    while ready and apart:
+        *_, node = heapq.heappop(ready)
+        passed.add(node)
+        if node in apart:
+            apart.discard(node)
+            dense = dense and not _uses_parameters(node)
+        for (child, number), state in zip(node.next_functions, _through(node, states[node], rows, assume), strict=True):
             if child is None:
                 continue
-            known = states.get((child, number))
-            states[child, number] = now = state if known is None else merged(known, state, assume=assume)
-            if isinstance(now, Mixed) and not coupling:
+            if child in passed:  # made by several threads, whose orders do not compare
+                return Locality({}, rows, node.name())
+            arrived = states.get(child)
+            if arrived is None:
+                arrived = states[child] = {}
+                if child.next_functions:
+                    heapq.heappush(ready, (-child._sequence_nr(), next(order), child))
+            known = arrived.get(number)
+            arrived[number] = now = state if known is None else merged(known, state, assume=assume)
+            if type(now) is Layout:
+                apart.add(child)
+            elif type(now) is Mixed and not coupling:
                 coupling = now.where
-            waiting[child] -= 1
-            if not waiting[child]:
-                ready.append(child)
-    return Locality(states, rows, coupling)
+    return Locality(states, rows, coupling, dense=dense and not coupling)
 
 
-def _dependencies(nodes: list[Node]) -> dict[Node, int]:
-    """How many edges lead into each node."""
-    waiting: dict[Node, int] = {}
-    for node in nodes:
-        for child, _ in node.next_functions:
-            if child is not None:
-                waiting[child] = waiting.get(child, 0) + 1
-    return waiting
+def _uses_parameters(node: Any) -> bool:
+    """Whether a node may use a parameter, or be one."""
+    children = node.next_functions
+    return (
+        not children
+        or type(node) in _LAYERS
+        or any(child is not None and not child.next_functions for child, _ in children)
+    )
 
 
-def _through(node: Any, states: Edges, rows: int, assume: bool) -> list[State]:
+def _through(node: Any, arrived: Arrived, rows: int, assume: bool) -> list[State]:
     """The state of every edge out of `node`, in order of its inputs."""
     children = node.next_functions
-    metadata = node._input_metadata if children else ()
-    arriving = [states.get((node, number)) for number in range(len(metadata))]
-    present = [state for state in arriving if state is not None]
-    for state in present:
-        if isinstance(state, Mixed) or (isinstance(state, Shared) and len(present) == 1):
+    for state in arrived.values():
+        if type(state) is Mixed or (type(state) is Shared and len(arrived) == 1):
             return [state] * len(children)
-    name = node.name()
-    handler: Callable[[Step], list[State]] | None = HANDLERS.get(name.rstrip("0123456789"))
-    layouts = [state if isinstance(state, Layout) else None for state in arriving]
-    inputs = [() if child is None else tuple(child._input_metadata[nr].shape) for child, nr in children]
-    step = Step(node, name, layouts, metadata, inputs, rows)
-    unknown = not present or handler is None or any(not isinstance(state, Layout) for state in present)
-    found = step.mixed if unknown or handler is None else handler(step)
+    step = Step(node, {number: state for number, state in arrived.items() if isinstance(state, Layout)}, rows)
+    handler: Callable[[Step], list[State]] | None = HANDLERS.get(step.name.rstrip("0123456789"))
+    found = step.mixed if handler is None or len(step.arriving) < len(arrived) else handler(step)
     if assume and any(isinstance(state, Mixed) for state in found):
         found = step.kept
     found = [*found, *(SHARED for _ in range(len(children) - len(found)))]

@@ -23,7 +23,7 @@ def _unreduced(step: Step) -> list[State]:
 
 
 def _view(step: Step) -> list[State]:
-    layout = step.arriving[0]
+    layout = step.arriving.get(0)
     return [layout] if layout is not None else step.mixed
 
 
@@ -99,9 +99,7 @@ def _sliced(step: Step) -> list[State]:
 def _agreeing(step: Step, input_axis: Callable[[int], int | None]) -> list[State]:
     """The input's layout, where all outputs that matter say the same."""
     found: set[State] = set()
-    for number, layout in enumerate(step.arriving):
-        if layout is None:
-            continue
+    for number in step.arriving:
         located = step.located(number)
         own = None if located is None else input_axis(located[0])
         if located is None or own is None:
@@ -210,7 +208,7 @@ def _recurrent_layer(step: Step) -> list[State]:
     """A whole layer [T, B, width]; its last states are [B, width]."""
     rows: set[int] = set()
     for number, axis in ((0, 1), (1, 0), (2, 0)):
-        if step.arriving[number] is not None:
+        if number in step.arriving:
             located = step.located(number)
             if located is None or located[0] != axis:
                 return step.mixed

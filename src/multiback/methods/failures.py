@@ -5,10 +5,23 @@ import re
 from multiback.survey import Survey
 
 _KNOWN: dict[frozenset[str], str] = {}
+_PROVEN: set[frozenset[str]] = set()
 
 
 def _made_of(survey: Survey) -> frozenset[str]:
-    return frozenset(survey.python or (node.name() for node in survey.nodes))
+    kinds = {type(node) for node in survey.nodes}
+    return frozenset((*(kind.__name__ for kind in kinds), *survey.python))
+
+
+def prove(survey: Survey) -> None:
+    """Keep that a batched traversal of such a graph works."""
+    if not survey.python:
+        _PROVEN.add(_made_of(survey))
+
+
+def proven(survey: Survey) -> bool:
+    """Whether one is known to work, so that no other method will need the graph after it."""
+    return _made_of(survey) in _PROVEN
 
 
 def remember(survey: Survey, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,12 +12,12 @@ from torch.autograd.graph import GradientEdge
 from typing_extensions import override
 
 from multiback.independence import Independence
-from multiback.methods import traversals
+from multiback.methods import failures, traversals
 from multiback.methods.columns import Answer, Columns, Contraction, Spread, summed_gradients
 from multiback.planner import Facts
-from multiback.request import Request
+from multiback.request import Differentiable, Request
 from multiback.rules.site import Use
-from multiback.survey import Pairs, Survey, edge_of
+from multiback.survey import Cover, Pairs, Survey, edge_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,9 +33,18 @@ class Work:
         """The request."""
         return self.survey.request
 
-    def ready(self, loss: int) -> None:
-        """The traversals up to `loss` are done: free the graph after the last, unless it is to be kept."""
-        if self.last and loss == self.request.count and not (self.request.retain_graph or self.request.create_graph):
+    @cached_property
+    def frees(self) -> bool:
+        """Whether the graph goes with the last traversal."""
+        return self.last and not (self.request.retain_graph or self.request.create_graph)
+
+    def keeps(self, loss: int) -> bool:
+        """Whether the traversal that ends with `loss` must keep the graph; the last that visits all of it frees it."""
+        return not (self.frees and loss == self.request.count and self.survey.whole)
+
+    def ready(self, loss: int, *, freed: bool = False) -> None:
+        """The traversals up to `loss` are done: free what is left after the last, unless it is to be kept."""
+        if self.frees and not freed and loss == self.request.count:
             traversals.release(self.survey)
 
 
@@ -93,10 +103,11 @@ class Loop(Method):
     def _one(work: Work, numbers: list[int], loss: Tensor, place: int) -> Columns:
         """One loss in a frame of its own, which holds nothing once its gradients have been given away."""
         request = work.request
-        edges = [request.targets[number].edge for number in numbers]
-        found = traversals.plain(loss, edges, retain_graph=True, create_graph=request.create_graph)
+        edges = [request.targets[number].given for number in numbers]
+        keep = work.keeps(place + 1)
+        found = traversals.plain(loss, edges, retain_graph=keep, create_graph=request.create_graph)
         rows = [None if grad is None else dense(grad).unsqueeze(0) for grad in found]
-        work.ready(place + 1)
+        work.ready(place + 1, freed=not keep)
         return Columns(place, place + 1, request.targets, _place(work, numbers, list(rows)))
 
 
@@ -126,9 +137,11 @@ class Batched(Method):
     @staticmethod
     def _chunk(work: Work, numbers: list[int], losses: Tensor, start: int, stop: int) -> Columns:
         """A chunk in a frame of its own, which holds nothing once the chunk has been given away."""
-        edges = [work.request.targets[number].edge for number in numbers]
-        found = traversals.batched(losses, start, stop, edges)
-        work.ready(stop)
+        edges = [work.request.targets[number].given for number in numbers]
+        keep = work.keeps(stop) or not failures.proven(work.survey)
+        found = traversals.batched(losses, start, stop, edges, retain_graph=keep)
+        failures.prove(work.survey)
+        work.ready(stop, freed=not keep)
         return Columns(start, stop, work.request.targets, _place(work, numbers, list(found)))
 
 
@@ -197,7 +210,9 @@ class ContractBatched(Contract):
     @staticmethod
     def _batch(work: Work, numbers: list[int], losses: Tensor, start: int, stop: int) -> Columns:
         edges, _ = _edges(work, numbers)
-        columns = _contracted(work, numbers, start, stop, traversals.batched(losses, start, stop, edges))
+        columns = _contracted(
+            work, numbers, start, stop, traversals.batched(losses, start, stop, edges, retain_graph=True)
+        )
         work.ready(stop)
         return columns
 
@@ -212,11 +227,11 @@ def _answers(facts: Facts, chunk: int) -> int:
     return facts.result_bytes + (facts.largest_bytes if whole else chunk * facts.largest_bytes)
 
 
-def _edges(work: Work, numbers: list[int]) -> tuple[list[GradientEdge], list[int]]:
+def _edges(work: Work, numbers: list[int]) -> tuple[list[Differentiable], list[int]]:
     """The sites' edges, then those of the targets that no rule covers."""
     ordinary = [number for number in numbers if number not in work.survey.covers]
     sites = [edge_of(site) for site in work.survey.sites]
-    return [*sites, *(work.request.targets[number].edge for number in ordinary)], ordinary
+    return [*sites, *(work.request.targets[number].given for number in ordinary)], ordinary
 
 
 def _stack(found: list[Tensor | None], pieces: list[Tensor | None], place: int, count: int) -> None:
@@ -243,27 +258,30 @@ def _contracted(work: Work, numbers: list[int], start: int, stop: int, found: li
     }
     _, ordinary = _edges(work, numbers)
     answers = _place(work, ordinary, list(found[cut:]))
-    _put_covered(work, [number for number in numbers if number in survey.covers], contractions, answers)
+    _put_covered(
+        work, {number: survey.covers[number] for number in numbers if number in survey.covers}, contractions, answers
+    )
     return Columns(start, stop, work.request.targets, answers)
 
 
-def _put_covered(work: Work, numbers: list[int], contractions: dict[Any, Contraction], answers: list[Answer]) -> None:
+def _put_covered(
+    work: Work, covers: dict[int, Cover], contractions: dict[Any, Contraction], answers: list[Answer]
+) -> None:
     """Answers of targets that sites cover; what lies below a tensor made from a target is traversed now."""
     groups: dict[frozenset[Any], list[int]] = {}
-    for number in numbers:
-        cover = work.survey.covers[number]
+    for number, cover in covers.items():
         answers[number] = _reached(cover.direct, contractions) or None
         if cover.below:
             groups.setdefault(frozenset((edge.node, edge.output_nr) for edge, _ in cover.below), []).append(number)
     for together in groups.values():
         below = [
             (edge, pairs)
-            for edge, all_pairs in work.survey.covers[together[0]].below
+            for edge, all_pairs in covers[together[0]].below
             if (pairs := _reached(all_pairs, contractions))
         ]
         seeds = [summed_gradients(pairs) for _, pairs in below]
-        edges = [work.request.targets[number].edge for number in together]
-        found = traversals.from_edges([edge for edge, _ in below], seeds, edges) if below else []
+        wanted = [work.request.targets[number].given for number in together]
+        found = traversals.from_edges([edge for edge, _ in below], seeds, wanted) if below else []
         for number, gradient in zip(together, found, strict=False):
             direct = answers[number]
             if gradient is not None:
@@ -299,9 +317,14 @@ class Partition(Method):
     @override
     def columns(self, work: Work, numbers: list[int], chunk: int) -> Iterator[Columns]:
         request, survey, independence = work.request, work.survey, work.independence
-        mine = [number for number in numbers if self.covers(work, number)]
-        sites = [site for site in survey.sites if site.node in independence.sites]
-        rows = [number for number in mine if number in independence.rows]
+        rows = [number for number in numbers if number in independence.rows]
+        covers = {
+            number: cover
+            for number in numbers
+            if number not in survey.rows and (cover := independence.cover(survey, number)) is not None
+        }
+        used = {site.node for cover in covers.values() for site, _ in cover.pairs()}
+        sites = [site for site in survey.all_sites if site.node in used]
         gradients = self._reaching(work, [*map(edge_of, sites), *(request.targets[number].edge for number in rows)])
         contractions = {
             site.node: Contraction(site, site.split(g), site.read(), independence.sites[site.node], request.count)
@@ -312,8 +335,8 @@ class Partition(Method):
         for number, gradient in zip(rows, gradients[len(sites) :], strict=True):
             if gradient is not None:
                 answers[number] = Spread(gradient, independence.rows[number], request.count)
-        _put_covered(work, [number for number in mine if number not in rows], contractions, answers)
-        rest = [number for number in numbers if number not in mine]
+        _put_covered(work, covers, contractions, answers)
+        rest = [number for number in numbers if number not in covers and number not in rows]
         for number, answer in zip(rest, _rest(work, rest), strict=True):
             answers[number] = answer
         work.ready(request.count)
@@ -332,8 +355,7 @@ class Partition(Method):
         """Whether every use of the target is known to be by rows that one loss owns each."""
         if number in work.survey.rows:
             return number in work.independence.rows
-        cover = work.survey.covers.get(number)
-        return cover is not None and all(site.node in work.independence.sites for site, _ in cover.pairs())
+        return work.independence.cover(work.survey, number) is not None
 
 
 def _rest(work: Work, numbers: list[int]) -> list[Answer]:

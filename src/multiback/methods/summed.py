@@ -28,7 +28,7 @@ def gradient(survey: Survey, weights: Tensor | None) -> list[Tensor | None]:
     elif request.repeats is not None:
         weights = torch.bincount(torch.tensor(request.repeats), minlength=request.count).double()
     root = request.root(weights)
-    edges = [target.edge for target in request.targets]
+    edges = [target.given for target in request.targets]
     return traversals.plain(root, edges, retain_graph=True, create_graph=request.create_graph)
 
 

@@ -8,28 +8,34 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from typing_extensions import override
 
-from multiback import graph
+from multiback.request import Differentiable
 from multiback.survey import Survey
 
 
-def plain(root: Tensor, edges: Sequence[GradientEdge], *, retain_graph: bool, create_graph: bool = False) -> list[Any]:
+# its stub allows no mixture of tensors and edges, which it takes
+_grad: Any = torch.autograd.grad
+
+
+def plain(
+    root: Tensor, edges: Sequence[Differentiable], *, retain_graph: bool, create_graph: bool = False
+) -> list[Any]:
     """One traversal from a scalar; None where nothing arrives."""
     if not edges:
         return []
-    return list(
-        torch.autograd.grad(root, edges, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True)
-    )
+    return list(_grad(root, edges, retain_graph=retain_graph, create_graph=create_graph, allow_unused=True))
 
 
-def batched(losses: Tensor, start: int, stop: int, edges: Sequence[GradientEdge]) -> list[Tensor | None]:
-    """One traversal for losses `start` to `stop` of a vector, by a cotangent per loss; the graph is kept."""
+def batched(
+    losses: Tensor, start: int, stop: int, edges: Sequence[Differentiable], *, retain_graph: bool
+) -> list[Tensor | None]:
+    """One traversal for losses `start` to `stop` of a vector, by a cotangent per loss."""
     seeds = losses.new_zeros(stop - start, losses.shape[0])
     seeds[torch.arange(stop - start), torch.arange(start, stop)] = 1
-    return list(torch.autograd.grad(losses, edges, seeds, is_grads_batched=True, retain_graph=True, allow_unused=True))
+    return list(_grad(losses, edges, seeds, is_grads_batched=True, retain_graph=retain_graph, allow_unused=True))
 
 
 def from_edges(
-    starts: Sequence[GradientEdge], seeds: Sequence[Tensor], edges: Sequence[GradientEdge]
+    starts: Sequence[GradientEdge], seeds: Sequence[Tensor], edges: Sequence[Differentiable]
 ) -> list[Tensor | None]:
     """Gradients [K, *shape] of `edges` from K gradients each at edges above them; the graph is kept.
 
@@ -37,11 +43,11 @@ def from_edges(
     """
     options: dict[str, Any] = {"retain_graph": True, "allow_unused": True}
     try:
-        return list(torch.autograd.grad(starts, edges, seeds, is_grads_batched=True, **options))
+        return list(_grad(starts, edges, seeds, is_grads_batched=True, **options))
     except RuntimeError as error:
         if "second time" in str(error) or "inplace" in str(error):
             raise
-    pieces = [torch.autograd.grad(starts, edges, [seed[k] for seed in seeds], **options) for k in range(len(seeds[0]))]
+    pieces = [_grad(starts, edges, [seed[k] for seed in seeds], **options) for k in range(len(seeds[0]))]
     return [None if column[0] is None else torch.stack(column) for column in zip(*pieces, strict=True)]
 
 
@@ -70,8 +76,8 @@ def release(survey: Survey) -> None:
     if survey.python:
         return
     root = _Nothing.apply(*survey.request.losses)
-    leaves = [leaf for leaf in map(graph.leaf_of, survey.nodes) if leaf is not None]
+    leaves = [leaf for leaf, _ in survey.leaves.values()]
     try:
-        torch.autograd.grad(root, leaves, allow_unused=True)
+        _grad(root, leaves, allow_unused=True)
     except Exception:  # noqa: S110 - whatever a user's hook raises, the answer stands
         pass

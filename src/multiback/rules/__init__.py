@@ -1,22 +1,24 @@
 """How a parameter's gradient follows from what its layer saved and the gradient that reaches it; a file per family."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 from torch.autograd.graph import Node
 
 from multiback.rules import convolution, elementwise, embedding, linear, norms
 from multiback.rules.site import Site
 
-FAMILIES = (linear, convolution, norms, embedding, elementwise)
+_MATCHES: dict[Any, Callable[[Any], Site | None]] = {
+    kind: family.match for family in (linear, convolution, norms, embedding, elementwise) for kind in family.KINDS
+}
 
 
 def sites(nodes: Iterable[Node]) -> list[Site]:
     """Every site among `nodes`."""
     found: list[Site] = []
     for node in nodes:
-        for family in FAMILIES:
-            site = family.match(node)
-            if site is not None:
-                found.append(site)
-                break
+        match = _MATCHES.get(type(node))
+        site = None if match is None else match(node)
+        if site is not None:
+            found.append(site)
     return found

@@ -13,6 +13,7 @@ ADD: Any = type((_LEAF + _LEAF).grad_fn)
 MUL: Any = type((_LEAF * _LEAF).grad_fn)
 EXPAND: Any = type(_LEAF.expand(2, 1).grad_fn)
 REPEAT: Any = type(_LEAF.repeat(2, 1).grad_fn)
+KINDS = (ADD, MUL, EXPAND, REPEAT)
 
 
 class ElementwiseSite(Site):
@@ -96,16 +97,13 @@ def unit_dims(output: tuple[int, ...], parameter: tuple[int, ...]) -> int:
 
 
 def match(node: Any) -> Site | None:
-    """The site of a sum, product, expansion or repetition with exactly one broadcast input; None for other nodes."""
-    kind: Any = type(node)
-    if kind is REPEAT:
+    """The site of a sum, product, expansion or repetition with exactly one broadcast input; None otherwise."""
+    if type(node) is REPEAT:
         use = use_of(node, 0, "weight")
         leading = len(node._saved_repeats) - len(use.shape) if use is not None else 0
         # only the first of the input's own dimensions may be repeated: then copies follow one another
         whole = all(times == 1 for times in node._saved_repeats[leading + 1 :])
         return RepeatSite(node, [use]) if use is not None and whole and use.numel else None
-    if kind is not ADD and kind is not MUL and kind is not EXPAND:
-        return None
     (metadata,) = node._input_metadata
     output = tuple(metadata.shape)
     uses = [use_of(node, number, "weight") for number in range(len(node.next_functions))]

@@ -10,6 +10,7 @@ from multiback.rules.site import Site, Use, pair_sums, use_of
 
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 EMBEDDING: Any = type(nn.functional.embedding(torch.zeros(1, dtype=torch.long), _LEAF).grad_fn)
+KINDS = (EMBEDDING,)
 
 
 class EmbeddingSite(Site):
@@ -65,11 +66,11 @@ class EmbeddingSite(Site):
 
 
 def match(node: Any) -> Site | None:
-    """The site of a dense look-up in a leaf; None for other nodes.
+    """The site of a dense look-up; None for others.
 
     `scale_grad_by_freq` divides by counts over the whole batch, so that its rows are not independent.
     """
-    if type(node) is not EMBEDDING or node._saved_sparse or node._saved_scale_grad_by_freq:
+    if node._saved_sparse or node._saved_scale_grad_by_freq:
         return None
     use = use_of(node, 0, "weight")
     return EmbeddingSite(node, [use]) if use is not None else None

@@ -18,6 +18,7 @@ LAYER_NORM: Any = type(nn.functional.layer_norm(_LEAF, (2,)).grad_fn)
 GROUP_NORM: Any = type(nn.functional.group_norm(_LEAF, 1).grad_fn)
 BATCH_NORM: Any = type(nn.functional.batch_norm(_LEAF, torch.zeros(2), torch.ones(2)).grad_fn)
 REPEAT: Any = type(_SCALE.repeat(2).grad_fn)
+KINDS = (LAYER_NORM, GROUP_NORM, BATCH_NORM)
 
 
 class _NormSite(Site):
@@ -153,10 +154,8 @@ def _repeated_use_of(node: Any, number: int, role: str) -> Use | None:
 
 
 def match(node: Any) -> Site | None:
-    """The site of a norm whose scale or shift is a leaf; None for other nodes."""
+    """The site of a norm whose scale or shift is a leaf; None otherwise."""
     kind: Any = type(node)
-    if kind is not LAYER_NORM and kind is not GROUP_NORM and kind is not BATCH_NORM:
-        return None
     numbers = ((1, "weight"), (2, "bias"))
     found = [use for use in (_repeated_use_of(node, *number) for number in numbers) if use is not None]
     if kind is not BATCH_NORM or not found:
