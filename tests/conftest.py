@@ -23,7 +23,8 @@ from multiback.records import (
 )
 
 settings.register_profile("multiback", deadline=None)
-settings.load_profile("multiback")
+settings.register_profile("nightly", deadline=None, max_examples=1000)  # by option or HYPOTHESIS_PROFILE
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "multiback"))
 
 SPREAD = (0.00, 0.01, -0.01, 0.005, -0.005)
 

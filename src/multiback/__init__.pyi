@@ -6,10 +6,10 @@ from .api.decisions import tune as tune
 from .api.decisions import verify as verify
 from .api.gradients import each as each
 from .api.gradients import grad as grad
-from .api.gradients import gram as gram
 from .api.gradients import jac as jac
-from .api.gradients import norms as norms
-from .api.gradients import rows as rows
+from .api.products import gram as gram
+from .api.products import norms as norms
+from .api.samples import rows as rows
 from .benching.entry import Result as Result
 from .benching.entry import bench as bench
 from .benching.problems import Problem as Problem

@@ -5,6 +5,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,6 +64,30 @@ def walk(roots: Iterable[Node]) -> list[Node]:
         order.append(node)
         pending.extend(child for child, _ in node.next_functions if child is not None)
     return order
+
+
+_FREED = "multiback: freed"
+
+
+def mark_freed(losses: Iterable[Tensor]) -> None:
+    """Remember, on the graph itself, that it has been used up.
+
+    A traversal frees what it visits. Where little is left to visit, such as a single layer below a
+    sum, torch would answer a second request; the mark tells.
+    """
+    for loss in losses:
+        if loss.grad_fn is not None:
+            _metadata(loss.grad_fn)[_FREED] = True
+
+
+def is_marked_freed(losses: Iterable[Tensor]) -> bool:
+    """Whether a loss's graph bears the mark."""
+    return any(loss.grad_fn is not None and _FREED in _metadata(loss.grad_fn) for loss in losses)
+
+
+def _metadata(node: Any) -> dict[str, Any]:
+    """A node's own dictionary, which lives as long as it does."""
+    return node.metadata
 
 
 def traversal_bytes(nodes: Sequence[Node], roots: Sequence[Node]) -> int:

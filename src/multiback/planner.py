@@ -183,9 +183,9 @@ def choose(
         if size:
             fitting.append((offer, size))
         else:
-            refused[offer.method] = f"needs {_readable(offer.peak_bytes(1))} and more"
+            refused[offer.method] = f"needs {_readable(offer.peak_bytes(_least(offer, facts, chunk)))}"
     if not fitting:
-        least = min(offer.peak_bytes(chunk or 1) for offer in able)
+        least = min(offer.peak_bytes(_least(offer, facts, chunk)) for offer in able)
         raise RequestError(
             f"budget: must hold what the request takes; got {budget} bytes, and {least} is the smallest that would do. "
             "Give that, or ask for fewer losses or tensors at a time."
@@ -196,11 +196,18 @@ def choose(
 def _chunk(offer: Offer, facts: Facts, asked: int | None, budget: int | None) -> int:
     """Losses at a time: what was asked, else the most that fits; 0 where nothing fits."""
     size = min(asked or facts.losses, facts.losses) if offer.chunks else 1
+    if facts.kind == "gram" and offer.chunks:
+        return size if budget is None or offer.peak_bytes(size) <= budget else 0
     if budget is None:
         return size if asked or not offer.chunks else _comfortable(offer, facts)
     while size > 1 and asked is None and offer.peak_bytes(size) > budget:
         size = (size + 1) // 2
     return size if offer.peak_bytes(size) <= budget else 0
+
+
+def _least(offer: Offer, facts: Facts, asked: int | None) -> int:
+    """The smallest chunk that may be taken: inner products need all losses at once."""
+    return asked or (facts.losses if facts.kind == "gram" and offer.chunks else 1)
 
 
 def _comfortable(offer: Offer, facts: Facts) -> int:

@@ -13,6 +13,8 @@ from multiback.errors import RequestError
 
 Losses: TypeAlias = Tensor | Sequence[Tensor]
 Differentiable: TypeAlias = Tensor | GradientEdge
+Bare: TypeAlias = Differentiable
+Named: TypeAlias = nn.Module | Mapping[str, Differentiable]
 Wrt: TypeAlias = nn.Module | Differentiable | Mapping[str, Differentiable] | Iterable[Differentiable]
 Weights: TypeAlias = Tensor | Sequence[float]
 Dim0: TypeAlias = Mapping[str | int, Literal["rows", "shared"]]

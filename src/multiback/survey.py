@@ -63,10 +63,15 @@ class Survey:
         return list(self.places)
 
     @property
-    def whole(self) -> bool:
-        """Whether one traversal for all targets visits every node, and so frees all of the graph."""
+    def all_leaves(self) -> bool:
+        """Whether every leaf is a target, so that a traversal from all losses visits every node."""
         ends = {node for number, node in self.places.items() if id(self.request.targets[number].given) in self.leaves}
-        return len(self.request.losses) == 1 and len(ends) == len(self.leaves)
+        return len(ends) == len(self.leaves)
+
+    @property
+    def whole(self) -> bool:
+        """Whether a traversal from any one loss visits every node, and so frees all of the graph."""
+        return len(self.request.losses) == 1 and self.all_leaves
 
     @cached_property
     def _found(self) -> "_Found":

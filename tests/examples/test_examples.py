@@ -11,10 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+import multiback as mb
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 RECORD = 3073
 FIGURES = 12  # six published and six of today
+NAMES = sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
 @functools.cache
@@ -60,6 +64,13 @@ def refused(run_here):
     return start
 
 
+def figures(pattern, text):
+    """The numbers of the bracket that ends the first line which the pattern begins."""
+    found = re.search(rf"^ *{pattern} *.*?\[([^]]*)\]$", text, flags=re.MULTILINE)
+    assert found, (pattern, text)
+    return [float(figure) for figure in found[1].split()]
+
+
 def write_cifar(path, labels):
     pixels = bytes(index * 7 % 256 for index in range(RECORD - 1))
     path.write_bytes(b"".join(bytes([label]) + pixels[label:] + pixels[:label] for label in labels))
@@ -72,14 +83,14 @@ def tables(text):
     return [(name, [float(figure) for figure in figures.replace("|", " ").split()]) for name, figures in rows]
 
 
-@pytest.mark.parametrize("name", ["two_losses.py", "equivalence.py", "slices.py"])
+@pytest.mark.parametrize("name", NAMES)
 def test_the_help_shows_examples(name, run_here):
     code, out, _ = run_here(name, "--help")
     assert code == 0
     assert f"python examples/{name}" in out
 
 
-@pytest.mark.parametrize("name", ["two_losses.py", "equivalence.py", "slices.py"])
+@pytest.mark.parametrize("name", NAMES)
 def test_an_unknown_option_is_refused_in_one_sentence(name, refused):
     assert "--no-such-option" in refused(name, "--no-such-option")
 
@@ -167,10 +178,16 @@ def test_the_equivalence_of_mean_and_sum_is_the_factor_b(rows):
     assert f"holds: weight: the gradient of `sum` is {rows} times that of `mean`" in text
 
 
-def test_the_equivalence_example_raises_where_a_statement_does_not_hold():
-    spec = importlib.util.spec_from_file_location("equivalence", EXAMPLES / "equivalence.py")
+def load(name):
+    """An example as a module, whose functions can be called."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
+    return example
+
+
+def test_the_equivalence_example_raises_where_a_statement_does_not_hold():
+    example = load("equivalence")
     example.INPUTS[0][0] += 1e-2
     with pytest.raises(ArithmeticError, match=r"does not hold: the weight's gradient is the published"):
         example.show_linear(example.DTYPES["float32"])
@@ -263,3 +280,145 @@ def test_a_batch_larger_than_the_file_is_refused(tmp_path, refused):
 )
 def test_a_bad_value_of_slices_is_refused(arguments, message, refused):
     assert message in refused("slices.py", *arguments)
+
+
+def test_surgery_lowers_every_loss_where_the_plain_sum_raises_one(run_here):
+    _, out, _ = run_here("gradient_surgery.py")
+    assert float(re.search(r"Cosine between gradients 1 and 2: (\S+)", out)[1]) < -0.5
+    assert min(figures("sum:", out)) < 0
+    assert min(figures("PCGrad:", out)) > 0
+    assert min(figures("UPGrad:", out)) > 0
+    _, training = out.split("The losses before and after 10 steps")
+    before = {name: re.search(rf"{name}: \[(.*?)\] ->", training)[1] for name in ("sum", "PCGrad", "UPGrad")}
+    assert len(set(before.values())) == 1
+    first, second = map(float, before["sum"].split())
+    after = {name: figures(f"{name}: .*->", training) for name in before}
+    assert after["sum"][0] > first
+    for name in ("PCGrad", "UPGrad"):
+        assert after[name][0] < first
+        assert after[name][1] < second
+
+
+def test_pcgrad_is_the_hand_computed_projection(run_here):
+    code, out, _ = run_here("gradient_surgery.py", "--steps", 1)
+    assert code == 0
+    assert "holds: PCGrad is the sum of the two gradients, each without what points against the other" in out
+    assert "holds: UPGrad's weights made of mb.gram give the same direction" in out
+    example = load("gradient_surgery")
+    tasks = example.Tasks(2, seed=2)
+    matrix = example.jacobian(tasks.losses(), tasks.trunk)
+    by_hand, (ways, _) = example.projected(*matrix), example.aggregators(2)
+    assert (matrix @ by_hand > 0).all()
+    torch.testing.assert_close(ways["PCGrad"](matrix), by_hand, rtol=1e-4, atol=1e-5)
+
+
+def test_the_surgery_jacobian_holds_each_losss_own_gradient():
+    example = load("gradient_surgery")
+    tasks = example.Tasks(3, seed=0)
+    losses = tasks.losses()
+    matrix = example.jacobian(losses, tasks.trunk)
+    for row, loss in zip(matrix, losses, strict=True):
+        parts = torch.autograd.grad(loss, list(tasks.trunk.parameters()), retain_graph=True)
+        torch.testing.assert_close(row, torch.cat([part.reshape(-1) for part in parts]))
+    example.write(matrix.sum(0), tasks.trunk)
+    written = [parameter.grad.clone() for parameter in tasks.trunk.parameters()]
+    tasks.trunk.zero_grad()
+    sum(losses).backward()
+    for parameter, own in zip(tasks.trunk.parameters(), written, strict=True):
+        torch.testing.assert_close(own, parameter.grad)
+
+
+def test_three_losses_tell_pcgrad_from_upgrad(run_here):
+    _, out, _ = run_here("gradient_surgery.py", "--losses", 3, "--seed", 0, "--steps", 1)
+    assert figures("PCGrad:", out) != figures("UPGrad:", out)
+
+
+def test_surgery_without_torchjd_ends_with_code_2_and_one_sentence(monkeypatch, refused):
+    monkeypatch.setitem(sys.modules, "torchjd.aggregation", None)
+    assert 'pip install "torchjd[quadprog_projector]"' in refused("gradient_surgery.py")
+
+
+def test_weighting_reads_clean_norms_unlike_an_accumulating_grad():
+    example = load("loss_weighting")
+    tasks = example.Tasks(seed=0)
+    clean = mb.norms(tasks.losses(), tasks.shared)
+    torch.testing.assert_close(clean, example.separate(tasks))
+    wrong = example.accumulating(tasks)
+    torch.testing.assert_close(wrong[0], clean[0])
+    assert wrong[2] > 100 * clean[2]
+
+
+def test_weights_make_every_norm_the_same_where_alpha_is_zero():
+    example = load("loss_weighting")
+    norms = torch.tensor([2.0, 50.0, 0.1])
+    weights = example.weights_for(norms, torch.tensor([1.0, 0.2, 0.7]), alpha=0.0)
+    torch.testing.assert_close(weights * norms, (weights * norms).mean().expand(3))
+    torch.testing.assert_close(weights.sum(), torch.tensor(3.0))
+
+
+def test_a_slower_loss_gets_a_larger_weighted_norm():
+    example = load("loss_weighting")
+    norms, progress = torch.tensor([2.0, 50.0]), torch.tensor([0.9, 0.3])
+    weighted = norms * example.weights_for(norms, progress, alpha=1.0)
+    torch.testing.assert_close(weighted[0] / weighted[1], torch.tensor(3.0))
+
+
+def test_weighted_losses_fall_at_more_equal_pace_than_a_plain_sum(run_here):
+    code, out, _ = run_here("loss_weighting.py")
+    assert code == 0
+    assert out.count("holds:") == 3
+    weighted, plain = figures("weighted:", out), figures("plain sum:", out)
+    assert max(weighted) / min(weighted) < 2 < max(plain) / min(plain)
+
+
+def test_per_sample_gradients_equal_a_loop_and_every_image_alone():
+    text = run("per_sample.py", "--batch", 8)
+    assert "method partition, rows proven" in text
+    assert "holds: rows equal a loop over the losses of the batch" in text
+    assert "holds: rows equal every image on its own" in text
+    assert "holds: mb.norms gives the same norms" in text
+
+
+def test_the_square_of_the_mean_gradient_is_no_fisher():
+    text = run("per_sample.py", "--batch", 8)
+    assert "holds: it equals squares taken image by image" in text
+    off, trace = re.search(r"is off by (\S+)% of its norm: its trace is (\S+)% of the exact", text).groups()
+    assert float(off) > 80
+    assert float(trace) < 20
+
+
+def test_the_fisher_of_the_models_own_labels_is_the_expectation_over_classes():
+    example = load("per_sample")
+    torch.manual_seed(0)
+    net, images = example.conv_net(), torch.randn(3, 1, example.SIDE, example.SIDE)
+    found = example.true_fisher(net(images), net)
+    expected = torch.zeros_like(found)
+    for image in images.split(1):
+        likelihoods = net(image).softmax(dim=1)[0]
+        rows = example.looped(likelihoods.log(), net)
+        expected += (likelihoods.detach()[:, None] * rows.square()).sum(0) / len(images)
+    torch.testing.assert_close(found, expected)
+
+
+def test_batch_norm_in_train_mode_is_warned_of_and_answered_in_full():
+    text = " ".join(run("per_sample.py", "--batch", 8).split())
+    _, section = text.split("Batch norm in train mode")
+    assert section.count("warning: ") == 1
+    assert "a batch norm in train mode, so a loss depends on other rows than its own" in section
+    assert "holds: a row is still its loss's full gradient" in section
+    assert "holds: in eval mode rows equal every image on its own" in section
+    assert float(re.search(r"images, (\S+)% \(of the norm\) lies in images of other losses", section)[1]) > 1
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("gradient_surgery.py", ["--losses", "1"], "--losses: must be 2 or more"),
+        ("gradient_surgery.py", ["--steps", "0"], "--steps: must be 1 or more"),
+        ("loss_weighting.py", ["--steps", "0"], "--steps: must be 1 or more"),
+        ("loss_weighting.py", ["--alpha", "-1"], "--alpha: must be 0 or a positive number"),
+        ("per_sample.py", ["--batch", "1"], "--batch: must be 2 or more"),
+    ],
+)
+def test_a_bad_value_of_the_gradient_examples_is_refused(name, arguments, message, refused):
+    assert message in refused(name, *arguments)

@@ -9,18 +9,25 @@ from itertools import islice
 from typing import Literal
 
 import msgspec
+import torch
 
-from multiback import graph
+from multiback import graph, traversals
 from multiback.errors import CoupledRowsWarning, FreedGraphError, RequestError
 from multiback.independence import Independence, Mode, assess
 from multiback.independence.operations import HANDLERS
 from multiback.methods import METHODS, failures
+from multiback.methods.base import Work
 from multiback.methods.columns import Columns
-from multiback.methods.returned import Partition, Work
+from multiback.methods.partition import Partition
 from multiback.planner import Facts, Kind, Offer, Plan, bytes_of, choose, preference
 from multiback.request import Request
-from multiback.survey import survey
+from multiback.rules.site import Site
+from multiback.survey import Cover, Survey, survey
 
+_FREED = (
+    "losses: must have a graph that is still there; a backward or a request before this one has freed it. "
+    "Give that one retain_graph=True, or run the forward again."
+)
 MODES = ("certify", "assume", "off")
 
 
@@ -59,13 +66,26 @@ class Prepared:
     kind: Kind
 
 
+def looked_at(request: Request) -> Survey:
+    """The survey of a request's graph; RequestError where no loss reaches anything that was asked for."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RequestError(
+            "losses: must be asked about outside torch.func's transforms, which see no graph to traverse; got a call "
+            "inside one. Use torch.func.grad or jacrev there."
+        )
+    if graph.is_marked_freed(request.losses):
+        raise FreedGraphError(_FREED)
+    seen = survey(request)
+    if not seen.places:
+        raise RequestError("wrt: must hold a tensor of the losses' graph; none of it is part of it. Name others.")
+    return seen
+
+
 def prepare(request: Request, kind: Kind, options: Options) -> Prepared:
     """Look at the graph and decide; runs the certificate's traversals at most, and keeps the graph."""
     options = options.checked()
     with freed_graphs_named():
-        seen = survey(request)
-        if not seen.reached:
-            raise RequestError("wrt: must hold a tensor of the losses' graph; none of it is part of it. Name others.")
+        seen = looked_at(request)
         mode: Mode = "off" if request.create_graph else options.independence
         independence = assess(seen, mode, _how_far(kind, options))
     work = Work(seen, independence)
@@ -108,8 +128,8 @@ def _facts(work: Work, kind: Kind, options: Options, owned: list[int]) -> Facts:
     """What the planner needs; sizes only where it may need them."""
     request, seen = work.request, work.survey
     quick, whole = _is_quick(work, owned, kind, options), len(owned) == len(seen.reached)
-    sites = [] if quick else seen.sites
-    covers = {} if quick else seen.covers
+    sites: list[Site] = [] if quick else seen.sites
+    covers: dict[int, Cover] = {} if quick else seen.covers
     shared = [target for target in request.targets if not target.rows]
     unbatched = tuple(sorted({type(node).__name__ for node in seen.nodes} & UNBATCHED))
     sized = not quick or not (whole or unbatched or seen.python)
@@ -154,7 +174,7 @@ def columns(prepared: Prepared) -> Iterator[Columns]:
     A consumer that stops early frees the graph as one that ends.
     """
     work, numbers = prepared.work, prepared.work.survey.reached
-    last = prepared.plans[-1]
+    failed: RuntimeError | None = None
     for plan in prepared.plans:
         stream = METHODS[plan.method].columns(work, numbers, plan.chunk)
         try:
@@ -163,14 +183,23 @@ def columns(prepared: Prepared) -> Iterator[Columns]:
         except RuntimeError as error:
             if isinstance(error, FreedGraphError) or "batched" not in plan.method:
                 raise
-            reason = failures.remember(work.survey, error)
-            if plan is last:
-                raise RequestError(
-                    f'method: "{plan.method}" must be exact; {reason}. Use method="auto", or a larger budget.'
-                ) from error
+            failed = error
             continue
+        if failed is not None:  # now that another way has gone through, it was the batching that failed
+            failures.remember(work.survey, failed)
         yield from _finishing(work, first.pop(), stream)
         return
+    if failed is not None:
+        _explain(work, numbers, prepared.plans[-1], failed)
+
+
+def _explain(work: Work, numbers: list[int], plan: Plan, failed: RuntimeError) -> None:
+    """Raise what a plain traversal raises, if it does; else say that this method cannot answer."""
+    traversals.plain(work.request.scalars()[0], [work.request.targets[n].given for n in numbers], retain_graph=True)
+    reason = failures.remember(work.survey, failed)
+    raise RequestError(
+        f'method: "{plan.method}" must be exact; {reason}. Use method="auto", or a larger budget.'
+    ) from failed
 
 
 def _finishing(work: Work, first: Columns, stream: Iterator[Columns]) -> Generator[Columns, None, None]:
@@ -186,7 +215,7 @@ def _finishing(work: Work, first: Columns, stream: Iterator[Columns]) -> Generat
             done = waiting[0].stop if waiting else done
     finally:
         if done < work.request.count:
-            work.ready(work.request.count)
+            work.ready(work.request.count, kept=True)
 
 
 @contextmanager
@@ -197,10 +226,7 @@ def freed_graphs_named() -> Generator[None]:
     except RuntimeError as error:
         if isinstance(error, FreedGraphError) or "second time" not in str(error):
             raise
-        raise FreedGraphError(
-            "losses: must have a graph that is still there; a backward or a request before this one has freed it. "
-            "Give that one retain_graph=True, or run the forward again."
-        ) from error
+        raise FreedGraphError(_FREED) from error
 
 
 def warn_of_coupling(independence: Independence, names: list[str]) -> None:

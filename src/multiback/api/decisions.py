@@ -8,7 +8,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from multiback.api import gradients
+from multiback.api import gradients, products, samples
 from multiback.api.answering import Options, prepare
 from multiback.errors import RequestError
 from multiback.independence import Mode
@@ -124,7 +124,7 @@ def tune(
 def _answer(losses: Losses, wrt: Wrt, kind: Kind, independence: Mode, method: Plan) -> Any:
     if kind == "each":
         return gradients.jac(losses, wrt, retain_graph=True, method=method)
-    function = {"rows": gradients.rows, "gram": gradients.gram, "norms": gradients.norms}[kind]
+    function = {"rows": samples.rows, "gram": products.gram, "norms": products.norms}[kind]
     return function(losses, wrt, independence=independence, retain_graph=True, method=method)
 
 

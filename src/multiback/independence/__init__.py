@@ -173,9 +173,9 @@ def _assumed(survey: Survey, locality: Locality | None) -> Independence:
 
 def _certified(survey: Survey, locality: Locality | None) -> Independence:
     request = survey.request
-    watched = [Watched(edge_of(site), site.units) for site in survey.all_sites]
+    watched = [Watched(edge_of(site), site.units, site=True) for site in survey.all_sites]
     numbers = survey.rows
-    watched += [Watched(request.targets[n].edge, request.targets[n].shape[0]) for n in numbers]
+    watched += [Watched(request.targets[n].edge, request.targets[n].shape[0], site=False) for n in numbers]
     if not watched:
         return Independence("unchecked", {}, {}, None, "", 0)
     found = certify(request, watched)

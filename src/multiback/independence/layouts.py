@@ -49,6 +49,11 @@ def merged(first: State, second: State, *, assume: bool = False) -> State:
     return Mixed(first.origin if isinstance(first, Shared) else second.origin)  # pyrefly: ignore[missing-attribute]
 
 
+def signed(value: int) -> int:
+    """A number that a node saved: negative ones appear unsigned, in 64 bits."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
 def locate(shape: Shape, inner: int, rows: int) -> tuple[int, int] | None:
     """The axis that holds the rows and `inner` within that axis; None where no one axis holds them."""
     after = 1

@@ -67,7 +67,7 @@ def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = 
                 return Locality({}, rows, node.name())
             arrived = states.get(child)
             if arrived is None:
-                arrived = states[child] = {}
+                arrived = states.setdefault(child, {})
                 if child.next_functions:
                     heapq.heappush(ready, (-child._sequence_nr(), next(order), child))
             known = arrived.get(number)

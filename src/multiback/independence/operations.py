@@ -5,7 +5,7 @@ Every handler gets a step and gives one state per input of the node.
 
 from collections.abc import Callable
 
-from multiback.independence.layouts import SHARED, Mixed, State, Step, place
+from multiback.independence.layouts import SHARED, Mixed, State, Step, place, signed
 
 Handler = Callable[[Step], list[State]]
 
@@ -53,9 +53,8 @@ def _permute(step: Step) -> list[State]:
 
 
 def _axis(dim: int, ndim: int) -> int:
-    """Saved dimensions appear unsigned."""
-    signed = dim - (1 << 64) if dim >= 1 << 63 else dim
-    return signed % ndim if ndim else 0
+    """A saved dimension, counted from the first."""
+    return signed(dim) % ndim if ndim else 0
 
 
 def _along(step: Step) -> list[State]:
@@ -135,7 +134,7 @@ def _product(step: Step, first: int) -> list[State]:
     states: list[State] = [step.broadcast(number, axis, within) for number in range(first)]
     if axis < len(output) - 2:  # the dimension of the batch of products
         return [*states, place(left, axis, within), place(right, axis, within)]
-    if axis == len(left) - 2:
+    if axis == len(output) - 2:
         return [*states, place(left, axis, within), SHARED]
     return [*states, SHARED, place(right, len(right) - 1, within)]
 

@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from multiback import traversals
 from multiback.independence.owners import Named
 from multiback.request import Request
 
-_NARROW = range(-6, 7)  # half precision holds little more; enough for 26 losses at once
+_HALF = range(6)  # nothing is scaled down, where half precision would lose it
+_NARROW = range(-6, 7)  # enough for 26 losses at once
 _WIDE = range(-32, 33)  # for 130
 
 
@@ -26,6 +28,7 @@ class Watched:
 
     edge: GradientEdge
     units: int
+    site: bool
 
     def cut(self, gradient: Tensor) -> Tensor:
         """[units, rest], real."""
@@ -44,43 +47,43 @@ class Certificate:
 
 
 def certify(request: Request, watched: Sequence[Watched]) -> Certificate:
-    """Name the owners of all units by two traversals of the kept graph, three for many losses.
+    """Name the owners of all units by three traversals of the kept graph: two for two losses, five for very many.
 
-    A loss that owns nothing at an edge might be half of a pair whose sum looks like another loss;
-    then one more traversal with other weights must tell the same owners.
+    With weights one, s and s squared, a unit of one loss holds J, s J and s^2 J. Where losses share a
+    unit with gradients in proportion, the first two may look like a third loss of between them. The
+    square tells: by Cauchy and Schwarz `sum c * sum c s^2 > (sum c s)^2`, for any two losses whatever
+    their proportion, and for more of them as long as their shares have one sign.
     """
     half = any(w.edge.node._input_metadata[w.edge.output_nr].dtype == torch.float16 for w in watched)
-    narrow = half or request.count <= 2 * len(_NARROW)
-    symbols = [sign * 2.0**exponent for exponent in (_NARROW if narrow else _WIDE) for sign in (1.0, -1.0)]
+    symbols = _symbols(request.count, half=half)
     plain = _gradients(request, watched, None)
-    draws = _draws(request.count, len(symbols), seed=0)
-    found, traversals = _named(request, watched, plain, symbols, draws), 1 + len(draws)
-    if any(owners is not None and _orphans(owners) for owners in found):
-        again = _draws(request.count, len(symbols), seed=1)
-        second = _named(request, watched, plain, symbols, again)
-        traversals += len(again)
-        found = [
-            one if one is not None and other is not None and torch.equal(one.owner, other.owner) else None
-            for one, other in zip(found, second, strict=True)
-        ]
-    return Certificate(found, plain, traversals)
+    draws = _draws(request.count, len(symbols))
+    found = _named(request, watched, plain, symbols, draws)
+    return Certificate(found, plain, 1 + len(draws) * (1 if request.count == 2 else 2))
 
 
-def _draws(count: int, symbols: int, *, seed: int) -> list[list[int]]:
-    """For each traversal the symbol of every loss; together they tell every loss from every other."""
+def _symbols(count: int, *, half: bool) -> list[float]:
+    """Signed powers of two, in the order of their digits; few where half precision holds no more."""
+    exponents = _HALF if half else _WIDE if len(_NARROW) < count / 2 <= len(_WIDE) else _NARROW
+    return [sign * 2.0**exponent for exponent in exponents for sign in (1.0, -1.0)]
+
+
+def _draws(count: int, symbols: int) -> list[list[int]]:
+    """For each digit the symbol of every loss; together they tell every loss from every other."""
     digits = 1
     while symbols**digits < count:
         digits += 1
-    shuffle = random.Random(seed)
     # a random set of codes, so that no arithmetic relation between neighbours is likely
-    codes = shuffle.sample(range(symbols**digits), count)
+    codes = random.Random(0).sample(range(symbols**digits), count)
     return [[code // symbols**digit % symbols for code in codes] for digit in range(digits)]
 
 
 def _gradients(request: Request, watched: Sequence[Watched], weights: list[float] | None) -> list[Tensor | None]:
     scale = None if weights is None else torch.tensor(weights, dtype=torch.float64)
-    edges = [w.edge for w in watched]
-    return list(torch.autograd.grad(request.root(scale), edges, retain_graph=True, allow_unused=True))
+    nodes = [w.edge.node for w in watched if w.site]
+    others = [w.edge for w in watched if not w.site]
+    reached, found = traversals.reaching(request.root(scale), nodes, others, retain_graph=True)
+    return [*reached, *found]
 
 
 def _named(
@@ -90,13 +93,17 @@ def _named(
     symbols: list[float],
     draws: list[list[int]],
 ) -> list[Named | None]:
-    """One traversal per digit; every edge's units checked and named."""
+    """Every edge's units checked and named, digit by digit."""
     codes: list[Tensor | None] = [torch.zeros(w.units, dtype=torch.long) for w in watched]
     for place, draw in enumerate(draws):
-        scaled = _gradients(request, watched, [symbols[index] for index in draw])
+        weights = [symbols[index] for index in draw]
+        scaled = _gradients(request, watched, weights)
+        squared = _gradients(request, watched, [weight**2 for weight in weights]) if request.count > 2 else None
         for number, (w, one, other) in enumerate(zip(watched, plain, scaled, strict=True)):
             code = codes[number]
             digit = None if code is None else _digits(w, one, other, symbols)
+            if digit is not None and squared is not None and not _squares(w, other, squared[number], digit, symbols):
+                digit = None
             if code is None or digit is None:
                 codes[number] = None
             else:
@@ -124,9 +131,7 @@ def _digits(watched: Watched, plain: Tensor | None, scaled: Tensor | None, symbo
         return torch.full((watched.units,), -1)
     one, other = watched.cut(plain), watched.cut(scaled)
     largest, place = one.abs().max(1, keepdim=True)
-    # what leaves the range of normal numbers on its way is rounded, by less than this once scaled
-    facts = torch.finfo(one.dtype)
-    rounding = facts.smallest_normal * max(symbols)
+    facts, rounding = torch.finfo(one.dtype), _rounding(one.dtype, symbols)
     # a unit below the normal numbers beside others within has lost its digits: it counts as nothing
     empty = (largest < facts.smallest_normal).squeeze(1)
     too_small = largest.squeeze(1) * facts.eps < rounding
@@ -143,8 +148,20 @@ def _digits(watched: Watched, plain: Tensor | None, scaled: Tensor | None, symbo
     return digit.masked_fill(empty, -1).cpu()
 
 
-def _orphans(owners: Named) -> bool:
-    """Whether some loss owns nothing although others do."""
-    present = owners.owner.unique()
-    owned = int((present >= 0).sum())
-    return 0 < owned < owners.count
+def _squares(
+    watched: Watched, scaled: Tensor | None, squared: Tensor | None, digit: Tensor, symbols: list[float]
+) -> bool:
+    """Whether the squared weights bring what the named symbols say."""
+    if scaled is None or squared is None or not scaled.numel():
+        return True
+    other, more = watched.cut(scaled), watched.cut(squared)
+    ratio = torch.tensor(symbols, dtype=other.dtype, device=other.device)[digit.to(other.device)][:, None]
+    wanted = torch.where((digit < 0).to(other.device)[:, None], 0.0, other * ratio)
+    return bool(((more - wanted).abs() <= _rounding(other.dtype, symbols) * max(symbols)).all())
+
+
+def _rounding(dtype: torch.dtype, symbols: list[float]) -> float:
+    """By how much a value may be off, once scaled, that left the range of normal numbers on its way."""
+    facts = torch.finfo(dtype)
+    # half precision has no room to be generous in
+    return facts.smallest_normal * max(symbols) * (facts.eps if dtype == torch.float16 else 1.0)

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from multiback.independence.layouts import signed
+
 _MOST_NODES_ABOVE = 32
 
 
@@ -63,14 +65,9 @@ def _slice(node: Any) -> tuple[tuple[Any, int], int, int] | None:
     place = node.next_functions[0]
     length = int(node._saved_self_sym_sizes[0])
     if name == "SelectBackward0":
-        index = _signed(node._saved_index) % length
+        index = signed(node._saved_index) % length
         return place, index, index + 1
     if node._saved_step != 1:
         return None
-    start, stop = _signed(node._saved_start), min(_signed(node._saved_end), length)
+    start, stop = signed(node._saved_start), min(signed(node._saved_end), length)
     return (place, start, stop) if 0 <= start < stop else None
-
-
-def _signed(value: int) -> int:
-    """Saved numbers may appear unsigned."""
-    return int(value) - (1 << 64) if int(value) >= 1 << 63 else int(value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multiback.independence.owners import Owners, Part
+from multiback.independence.owners import Cyclic, Owners, Part
 from multiback.request import Target
 from multiback.rules.site import Site, Use, matrix
 
@@ -25,14 +25,17 @@ class Contraction:
     owners: Owners | None
     count: int
 
-    def gradients(self, use: Use) -> Tensor:
-        """[K, *use.shape]."""
+    def gradients(self, use: Use, out: Tensor | None = None) -> Tensor:
+        """[K, *use.shape], in `out` where given."""
+        if out is not None and out.dtype != use.dtype:
+            return out.copy_(self.gradients(use))
         if self.owners is None:
-            return self.site.contract(use, self.cotangent, _shared(self.saved))
+            return _in(out, self.site.contract(use, self.cotangent, _shared(self.saved), out))
         parts = self.owners.parts()
         if len(parts) == 1 and parts[0].owners is None:
-            return self.site.contract(use, *self._gathered(parts[0]))
-        found = torch.zeros(self.count, *use.shape, dtype=use.dtype, device=self.cotangent.device)
+            return _in(out, self.site.contract(use, *self._gathered(parts[0]), out))
+        found = self.cotangent.new_empty(self.count, *use.shape, dtype=use.dtype) if out is None else out
+        found.zero_()
         for part in parts:
             found[part.owners] = self.site.contract(use, *self._gathered(part))
         return found
@@ -41,13 +44,12 @@ class Contraction:
         saved = None if self.saved is None else part.gather(self.saved)
         return part.gather(self.cotangent), saved
 
-    def one(self, use: Use, loss: int) -> Tensor:
-        """[*use.shape], the gradient of one loss."""
-        return self.site.contract(use, *self._of(loss))[0]
-
-    def write(self, use: Use, loss: int, out: Tensor) -> None:
-        """The same into `out`."""
-        self.site.write(use, *self._of(loss), out)
+    def one(self, use: Use, loss: int, out: Tensor | None = None) -> Tensor:
+        """[*use.shape], the gradient of one loss, in `out` where given."""
+        if out is not None and out.dtype != use.dtype:
+            return out.copy_(self.one(use, loss))
+        whole = None if out is None else out.unsqueeze(0)
+        return _in(whole, self.site.contract(use, *self._of(loss), whole))[0]
 
     def _of(self, loss: int) -> tuple[Tensor, Tensor | None]:
         """Cotangent and saved input of one loss, as a group of one."""
@@ -79,6 +81,11 @@ class Contraction:
         return found
 
 
+def _in(out: Tensor | None, found: Tensor) -> Tensor:
+    """What a rule found, in `out` whether or not it wrote there itself."""
+    return found if out is None or found.data_ptr() == out.data_ptr() else out.copy_(found)
+
+
 def _shared(saved: Tensor | None) -> Tensor | None:
     return None if saved is None else saved.unsqueeze(0)
 
@@ -98,6 +105,13 @@ class Spread:
         mine = (owner >= 0).nonzero().flatten()
         found[owner[mine], mine] = self.gradient[mine]
         return found
+
+    def owned(self) -> Tensor:
+        """[*shape], zeros in rows of no loss."""
+        if isinstance(self.owners, Cyclic):
+            return self.gradient if self.gradient.is_contiguous() else self.gradient.contiguous()
+        mine = (self.owners.index(self.gradient.device) >= 0).reshape(-1, *(1 for _ in self.gradient.shape[1:]))
+        return torch.where(mine, self.gradient, torch.zeros_like(self.gradient))
 
     def one(self, loss: int) -> Tensor:
         """[*shape] of one loss."""
@@ -128,8 +142,17 @@ class Columns:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def gradients(self, number: int) -> Tensor:
-        """[c, *shape] of one target."""
+    def gradients(self, number: int, out: Tensor | None = None) -> Tensor:
+        """[c, *shape] of one target, in `out` where given."""
+        return self._found(number) if out is None else self._written(number, out)
+
+    def _written(self, number: int, out: Tensor) -> Tensor:
+        answer = self.answers[number]
+        if isinstance(answer, list):
+            return summed_gradients(answer, out)
+        return out.zero_() if answer is None else out.copy_(self._found(number))
+
+    def _found(self, number: int) -> Tensor:
         target, answer = self.targets[number], self.answers[number]
         if answer is None:
             return target.zeros(len(self))
@@ -161,7 +184,7 @@ class Columns:
         for own, target, answer in zip(kept, self.targets, self.answers, strict=True):
             if isinstance(answer, list) and len(answer) == 1 and own.dtype == target.dtype:
                 contraction, use = answer[0]
-                contraction.write(use, loss - self.start, own)
+                contraction.one(use, loss - self.start, own)
             else:
                 own.copy_(Columns(self.start, self.stop, [target], [answer]).one(loss)[0])
 
@@ -198,9 +221,9 @@ class Columns:
         return torch.zeros(len(self)) if total is None else total
 
 
-def summed_gradients(pairs: list[tuple[Contraction, Use]]) -> Tensor:
-    """[K, *use.shape], over all uses."""
-    total = pairs[0][0].gradients(pairs[0][1])
+def summed_gradients(pairs: list[tuple[Contraction, Use]], out: Tensor | None = None) -> Tensor:
+    """[K, *use.shape], over all uses, in `out` where given."""
+    total = pairs[0][0].gradients(pairs[0][1], out)
     for contraction, use in pairs[1:]:
         total += contraction.gradients(use)
     return total

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from multiback import graph
-from multiback.methods import traversals
+from multiback import graph, traversals
 from multiback.request import SumRequest
 from multiback.survey import Survey
 
@@ -20,8 +19,8 @@ def run(request: SumRequest) -> None:
         torch.autograd.backward(request.roots(), inputs=inputs, retain_graph=request.retain_graph)
 
 
-def gradient(survey: Survey, weights: Tensor | None) -> list[Tensor | None]:
-    """The weighted sum's gradient for every target, None where nothing arrives; keeps the graph."""
+def gradient(survey: Survey, weights: Tensor | None) -> tuple[list[Tensor | None], bool]:
+    """The weighted sum's gradient for every target, None where nothing arrives; and whether the graph was kept."""
     request = survey.request
     if weights is not None and request.repeats is not None:
         weights = weights.new_zeros(request.count).index_add_(0, torch.tensor(request.repeats), weights)
@@ -29,7 +28,8 @@ def gradient(survey: Survey, weights: Tensor | None) -> list[Tensor | None]:
         weights = torch.bincount(torch.tensor(request.repeats), minlength=request.count).double()
     root = request.root(weights)
     edges = [target.given for target in request.targets]
-    return traversals.plain(root, edges, retain_graph=True, create_graph=request.create_graph)
+    keep = request.retain_graph or request.create_graph or not (survey.all_leaves or survey.python)
+    return traversals.plain(root, edges, retain_graph=keep, create_graph=request.create_graph), keep
 
 
 class Overwriting:

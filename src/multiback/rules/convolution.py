@@ -44,7 +44,7 @@ class ConvolutionSite(Site):
         return self.node._saved_input if self.raw_names else None
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         if use.role == "bias":
             return cotangent.flatten(3).sum((1, 3)) if cotangent.ndim > 3 else cotangent.sum(1)
         if saved is None:

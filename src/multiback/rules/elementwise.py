@@ -54,7 +54,7 @@ class ElementwiseSite(Site):
         return getattr(self.node, f"_saved_{self._factor}").expand(self.shape).reshape(self.units, *self._rest())
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         terms = cotangent if saved is None else cotangent * saved
         shape = use.shape
         summed = terms.sum(1)
@@ -79,7 +79,7 @@ class RepeatSite(Site):
         return None
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         return cotangent.sum(1).reshape(-1, *use.shape)
 
 

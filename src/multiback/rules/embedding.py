@@ -38,11 +38,11 @@ class EmbeddingSite(Site):
         return cotangent, indices
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         if saved is None:
             raise AssertionError("an embedding's site reads its indices")
         cotangent, indices = self._padded(cotangent, saved)
-        found = cotangent.new_zeros(cotangent.shape[0], *use.shape)
+        found = cotangent.new_zeros(cotangent.shape[0], *use.shape) if out is None else out.zero_()
         if saved.shape[0] == 1 and cotangent.shape[0] > 1:
             return found.index_add_(1, saved[0], cotangent)
         return found.scatter_add_(1, indices.unsqueeze(-1).expand_as(cotangent), cotangent)

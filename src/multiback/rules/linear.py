@@ -40,26 +40,17 @@ class LinearSite(Site):
         return self.node._saved_mat1 if type(self.node) is ADDMM else self.node._saved_self
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         if use.role == "bias":
             return _bias(use, cotangent)
         if saved is None:
             raise AssertionError("a weight's site reads its input")
         first, second = (cotangent, saved) if use.transposed else (saved, cotangent)
         if saved.shape[0] == 1 and cotangent.shape[0] > 1:
-            return _shared(use, cotangent, saved[0])
+            return _shared(use, cotangent, saved[0], out)
         if cotangent.shape[1] == 1:  # an outer product: broadcasting is quicker than a batch of matrix products
-            return first.transpose(1, 2) * second
-        return torch.bmm(first.transpose(1, 2), second)
-
-    @override
-    def write(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor) -> None:
-        if use.role == "bias" or saved is None or out.dtype != cotangent.dtype:
-            super().write(use, cotangent, saved, out)
-        elif use.transposed:
-            torch.mm(cotangent[0].t(), saved[0], out=out)
-        else:
-            torch.mm(saved[0].t(), cotangent[0], out=out)
+            return torch.mul(first.transpose(1, 2), second, out=out)
+        return torch.bmm(first.transpose(1, 2), second, out=out)
 
     @override
     def gram(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
@@ -98,13 +89,14 @@ def _by_units(groups: int, rows: int, out: int, inputs: int) -> bool:
     return units * units * (out + inputs) <= units * out * inputs + groups * groups * out * inputs
 
 
-def _shared(use: Use, cotangent: Tensor, saved: Tensor) -> Tensor:
+def _shared(use: Use, cotangent: Tensor, saved: Tensor, out: Tensor | None) -> Tensor:
     """All groups meet one input: one matrix product for all of them."""
-    groups, rows, out = cotangent.shape
-    if use.transposed:
-        flat = cotangent.transpose(1, 2).reshape(groups * out, rows)
-        return (flat @ saved).reshape(groups, out, saved.shape[-1])
-    return torch.matmul(saved.t(), cotangent)
+    groups, rows, width = cotangent.shape
+    if not use.transposed:
+        return torch.bmm(saved.t().expand(groups, -1, -1), cotangent, out=out)
+    flat = cotangent.transpose(1, 2).reshape(groups * width, rows)
+    flat_out = None if out is None else out.view(groups * width, saved.shape[-1])
+    return torch.mm(flat, saved, out=flat_out).view(groups, width, saved.shape[-1])
 
 
 def _bias(use: Use, cotangent: Tensor) -> Tensor:

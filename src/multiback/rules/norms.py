@@ -25,7 +25,7 @@ class _NormSite(Site):
     """What the families share: `saved` is the normalised input; uses are a scale and a shift."""
 
     @override
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         terms = cotangent if use.role == "bias" or saved is None else cotangent * saved
         return self._sum(terms).to(use.dtype).reshape(-1, *use.shape)
 

@@ -114,15 +114,12 @@ class Site(ABC):
         """The same with its history."""
 
     @abstractmethod
-    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
+    def contract(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor | None = None) -> Tensor:
         """Gradients [G, *use.shape] of G groups of n units, from `cotangent` [G, n, ...].
 
-        `saved` is [G, n, ...], or [1, n, ...] where all groups share it.
+        `saved` is [G, n, ...], or [1, n, ...] where all groups share it. `out` is a tensor of the
+        answer's shape and dtype into which a rule may write it, and then gives it back.
         """
-
-    def write(self, use: Use, cotangent: Tensor, saved: Tensor | None, out: Tensor) -> None:
-        """One group's gradient into `out` [*use.shape]."""
-        out.copy_(self.contract(use, cotangent, saved)[0])
 
     def gram(self, use: Use, cotangent: Tensor, saved: Tensor | None) -> Tensor:
         """Inner products [G, G] of the groups' gradients."""
