@@ -120,7 +120,7 @@ def test_plans_print_their_decision_and_what_was_not_taken():
         seconds={"partition": 0.01, "loop": 0.5},
     )
     assert str(plan).splitlines() == [
-        "rows of 4 losses: partition, 1 at a time, at most about 2 KiB above entry",
+        "rows of 4 losses: partition, all at once, at most about 2 KiB above entry",
         "  rows: certified",
         "  budget: 4 KiB",
         "  not loop: about 1 KiB, 0.5 s",

@@ -111,7 +111,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """One line for the decision, one for each other method."""
         lines = [
-            f"{self.kind} of {self.losses} losses: {self.method}, {self.chunk} at a time, "
+            f"{self.kind} of {self.losses} losses: {self.method}, {self._pace()}, "
             f"at most about {_readable(self.peak_bytes)} above entry",
             f"  rows: {self.independence}" + (f", first coupled at {self.coupling}" if self.coupling else ""),
         ]
@@ -122,6 +122,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"  not {name}: about {_readable(peak)}{took}")
         lines += [f"  not {name}: {reason}" for name, reason in self.refused.items()]
         return "\n".join(lines)
+
+    def _pace(self) -> str:
+        """How many losses are answered at a time."""
+        if self.method == "partition" or (self.method != "loop" and self.chunk >= self.losses):
+            return "all at once"
+        return "one at a time" if self.chunk == 1 or self.method == "loop" else f"{self.chunk} at a time"
 
     def save(self, path: str | Path) -> None:
         """Write as JSON."""

@@ -296,7 +296,16 @@ def _weights(weights: Weights, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]
                 f"weights[{index}]: must be finite; got {value}. Leave the loss out if it is not wanted."
             )
     parts = flat.split([loss.numel() for loss in losses])
-    return tuple(part.reshape(loss.shape).to(loss.device, loss.dtype) for part, loss in zip(parts, losses, strict=True))
+    found = tuple(
+        part.reshape(loss.shape).to(loss.device, loss.dtype) for part, loss in zip(parts, losses, strict=True)
+    )
+    for part in found:
+        if not bool(torch.isfinite(part).all()):
+            raise RequestError(
+                f"weights: must be finite in their loss's dtype; got one too large for {part.dtype}. "
+                "Give the loss as .float()."
+            )
+    return found
 
 
 def named_wrt(wrt: nn.Module | Tensor | Mapping[str, Tensor] | Iterable[Tensor]) -> list[tuple[str, Tensor]]:

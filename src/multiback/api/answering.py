@@ -1,6 +1,5 @@
 """From a request to columns of gradients: survey, independence, plan, and the next plan where one fails."""
 
-import re
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ import torch
 
 from multiback import graph, traversals
 from multiback.errors import CoupledRowsWarning, FreedGraphError, RequestError
-from multiback.independence import Independence, Mode, assess
-from multiback.independence.operations import HANDLERS
+from multiback.independence import Independence, Mode, assess, mixes_rows
 from multiback.methods import METHODS, failures
 from multiback.methods.base import Work
 from multiback.methods.columns import Columns
@@ -220,10 +218,16 @@ def _finishing(work: Work, first: Columns, stream: Iterator[Columns]) -> Generat
 
 @contextmanager
 def freed_graphs_named() -> Generator[None]:
-    """Raise autograd's error on a freed graph as one that says so by name."""
+    """Raise autograd's errors on graphs that are freed, or may be traversed once, as ones that say so by name."""
     try:
         yield
     except RuntimeError as error:
+        if "donated buffers" in str(error):
+            raise RequestError(
+                "losses: must have a graph that can be traversed more than once; got one with a part that was "
+                "compiled with donated buffers. Set torch._functorch.config.donated_buffer = False before compiling, "
+                "or back-propagate one weighted sum with mb.backward."
+            ) from error
         if isinstance(error, FreedGraphError) or "second time" not in str(error):
             raise
         raise FreedGraphError(_FREED) from error
@@ -232,19 +236,15 @@ def freed_graphs_named() -> Generator[None]:
 def warn_of_coupling(independence: Independence, names: list[str]) -> None:
     """Say that rows are coupled, where, and what follows."""
     where = f" at {independence.coupling}" if independence.coupling else ""
-    reason = "rows of the batch meet" if _certainly(independence.coupling) else "rows of the batch may meet"
+    reason = "rows of the batch meet" if mixes_rows(independence.coupling) else "rows of the batch may meet"
+    data = f"; {', '.join(names)} gets each row's own part alone" if names else ""
     warnings.warn(
         CoupledRowsWarning(
             f"rows: {reason}{where}, so a loss depends on other rows than its own. Parameters get the full gradient of "
-            f"each loss; {', '.join(names) or 'no row tensor'} gets each row's own part alone. Put batch norm in eval "
-            'mode or replace it, or say independence="off" if this is meant.'
+            f'each loss{data}. Put batch norm in eval mode or replace it, or say independence="off" if this is meant.'
         ),
         stacklevel=4,
     )
-
-
-def _certainly(coupling: str) -> bool:
-    return re.split(r"[\d,]", coupling)[0] in HANDLERS
 
 
 __all__ = ["Options", "Prepared", "columns", "freed_graphs_named", "prepare", "warn_of_coupling"]

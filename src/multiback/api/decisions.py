@@ -15,7 +15,7 @@ from multiback.independence import Mode
 from multiback.measure import clock
 from multiback.methods.columns import real_rows
 from multiback.planner import KINDS, Kind, Plan
-from multiback.request import Losses, Wrt, request
+from multiback.request import Dim0, Losses, Wrt, request
 
 
 def plan(
@@ -24,6 +24,7 @@ def plan(
     *,
     kind: Kind = "each",
     independence: Mode = "certify",
+    dim0: Dim0 | None = None,
     chunk: int | None = None,
     budget: int | str | None = None,
     method: str | Plan = "auto",
@@ -32,7 +33,7 @@ def plan(
 
     Parameters
     ----------
-    losses, wrt, independence, chunk, budget, method : as for the function that answers.
+    losses, wrt, independence, dim0, chunk, budget, method : as for the function that answers.
     kind : `each` (for `jac` and `each`), `rows`, `gram` or `norms`.
 
     Raises
@@ -52,7 +53,7 @@ def plan(
     ('partition', 'proven')
     """
     _check_kind(kind)
-    asked = request(losses, wrt, retain_graph=True, rows=kind == "rows")
+    asked = request(losses, wrt, retain_graph=True, rows=kind == "rows", dim0=dim0)
     return prepare(asked, kind, Options(independence, chunk, budget, method, explained=True)).plans[0]
 
 
@@ -67,6 +68,7 @@ def tune(
     *,
     kind: Kind = "each",
     independence: Mode = "certify",
+    dim0: Dim0 | None = None,
     budget: int | str | None = None,
     rounds: int = 5,
 ) -> Plan:
@@ -74,7 +76,7 @@ def tune(
 
     Parameters
     ----------
-    losses, wrt, kind, independence, budget : as for `plan`.
+    losses, wrt, kind, independence, dim0, budget : as for `plan`.
     rounds : how often each method is run, in turns, after one run to warm up.
 
     Returns
@@ -100,7 +102,7 @@ def tune(
     _check_kind(kind)
     if not isinstance(rounds, int) or rounds < 1:
         raise RequestError(f"rounds: must be a positive whole number; got {rounds!r}. Leave it out for 5.")
-    asked = request(losses, wrt, retain_graph=True, rows=kind == "rows")
+    asked = request(losses, wrt, retain_graph=True, rows=kind == "rows", dim0=dim0)
     plans = prepare(asked, kind, Options(independence, budget=budget, traverse="always", explained=True)).plans
     times: dict[str, list[float]] = {candidate.method: [] for candidate in plans}
     for number in range(rounds + 1):
@@ -108,7 +110,7 @@ def tune(
             if candidate.method not in times:
                 continue
             try:
-                taken = clock.time_call(lambda chosen=candidate: _answer(losses, wrt, kind, independence, chosen))
+                taken = clock.time_call(lambda chosen=candidate: _answer(losses, wrt, kind, independence, dim0, chosen))
             except RuntimeError:  # an operation that cannot be batched: the method is out
                 del times[candidate.method]
                 continue
@@ -121,10 +123,12 @@ def tune(
     return msgspec.structs.replace(chosen, others=others, seconds=medians)
 
 
-def _answer(losses: Losses, wrt: Wrt, kind: Kind, independence: Mode, method: Plan) -> Any:
+def _answer(losses: Losses, wrt: Wrt, kind: Kind, independence: Mode, dim0: Dim0 | None, method: Plan) -> Any:
     if kind == "each":
         return gradients.jac(losses, wrt, retain_graph=True, method=method)
-    function = {"rows": samples.rows, "gram": products.gram, "norms": products.norms}[kind]
+    if kind == "rows":
+        return samples.rows(losses, wrt, independence=independence, dim0=dim0, retain_graph=True, method=method)
+    function = products.gram if kind == "gram" else products.norms
     return function(losses, wrt, independence=independence, retain_graph=True, method=method)
 
 
@@ -159,6 +163,7 @@ def verify(
     *,
     kind: Kind = "each",
     independence: Mode = "certify",
+    dim0: Dim0 | None = None,
     method: str | Plan = "auto",
     tolerance: float | None = None,
 ) -> Check:
@@ -166,7 +171,7 @@ def verify(
 
     Parameters
     ----------
-    losses, wrt, kind, independence : as for `plan`.
+    losses, wrt, kind, independence, dim0 : as for `plan`.
     method : what to check, by default what `auto` chooses.
     tolerance : largest relative difference, by default 1e-4 for float32, less for float64, more for less.
 
@@ -185,10 +190,10 @@ def verify(
     >>> bool(mb.verify(layer(torch.rand(4, 3)).sum(1), layer, kind="rows"))
     True
     """
-    chosen = plan(losses, wrt, kind=kind, independence=independence, method=method)
-    found = _tensors(_answer(losses, wrt, kind, independence, chosen))
+    chosen = plan(losses, wrt, kind=kind, independence=independence, dim0=dim0, method=method)
+    found = _tensors(_answer(losses, wrt, kind, independence, dim0, chosen))
     slow = msgspec.structs.replace(chosen, method="loop", chunk=1)
-    expected = _tensors(_answer(losses, wrt, kind, independence, slow))
+    expected = _tensors(_answer(losses, wrt, kind, independence, dim0, slow))
     allowed = max(_tolerance(one) for one in expected.values()) if tolerance is None else tolerance
     differences = {name: _difference(found[name], expected[name]) for name in expected}
     return Check(all(value <= allowed for value in differences.values()), chosen.method, allowed, differences)

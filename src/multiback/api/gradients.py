@@ -135,7 +135,7 @@ def jac(
 
     Notes
     -----
-    Losses on separate rows of a batch take one traversal, two or three where traversals must prove it;
+    Losses on separate rows of a batch take one traversal, and two to five where traversals must prove it;
     others one each, batched where torch can. The answer alone is K times the bytes of `wrt`.
     The result is what TorchJD's aggregators take, once flattened to [K, P].
 

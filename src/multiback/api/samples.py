@@ -48,8 +48,8 @@ def rows(
     ----------
     losses, wrt, budget, retain_graph, method : as for `jac`; loss k is the loss of its own rows, one or many.
     independence : `certify` proves that no loss touches another's rows, by a walk of the graph where
-        its operations are known to keep rows apart, else by an extra traversal or two; `assume`
-        believes it of operations that the walk does not know; `off` uses no method that needs it.
+        its operations are known to keep rows apart, else by extra traversals; `assume` believes it
+        of operations that the walk does not know; `off` uses no method that needs it.
     dim0 : for tensors that could be either, by wrt's own keys: "rows" (a row of it per sample) or
         "shared" (used by all samples). By default parameters are shared and other tensors hold rows.
 
@@ -70,10 +70,10 @@ def rows(
 
     Notes
     -----
-    One traversal where proven or assumed; two (three for more than 130 losses; one more where a loss
-    owns nothing at a layer) where certified by signed powers of two, bit for bit; K where rows are
-    coupled. Tensor hooks see the sum's gradients; one that mixes rows cannot be seen from Python
-    where the walk proves independence: use "off" with those. The answer is K times the parameters' bytes.
+    One traversal where proven or assumed; three where certified by signed powers of two, bit for bit
+    (two for two losses, five for more than 130); K where rows are coupled. Tensor hooks see the
+    sum's gradients; one that mixes rows cannot be seen from Python where the walk proves
+    independence: use "off" with those. The answer is K times the parameters' bytes.
 
     Examples
     --------

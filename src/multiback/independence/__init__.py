@@ -72,6 +72,9 @@ def assess(survey: Survey, mode: Mode, traverse: Traverse) -> Independence:
 
 
 def _proven_or_certified(survey: Survey, locality: Locality | None, traverse: Traverse) -> Independence:
+    if not (survey.covers or survey.spares or survey.rows):
+        coupling = "" if locality is None else _coupling(survey, locality)
+        return Independence("coupled" if mixes_rows(coupling) else "unchecked", {}, {}, None, coupling, 0)
     proven = None if locality is None else _proven(survey, locality)
     if proven is not None and _covers(proven, survey):
         return proven
@@ -199,6 +202,11 @@ def _place(edge: GradientEdge) -> tuple[Node, int]:
     return edge.node, edge.output_nr
 
 
+def mixes_rows(coupling: str) -> bool:
+    """Whether an operation, named as a coupling, is known to mix rows, and not merely unknown."""
+    return coupling.split(",", maxsplit=1)[0].rstrip("0123456789") in HANDLERS
+
+
 def _coupling(survey: Survey, locality: Locality | None) -> str:
     """The first operation at which rows meet or of which nothing is known; may be empty."""
     found = "" if locality is None else locality.coupling
@@ -209,4 +217,4 @@ def _coupling(survey: Survey, locality: Locality | None) -> str:
     return found
 
 
-__all__ = ["Cyclic", "Independence", "Mode", "Named", "Owners", "assess"]
+__all__ = ["Cyclic", "Independence", "Mode", "Named", "Owners", "assess", "mixes_rows"]

@@ -33,12 +33,8 @@ SHARED = Shared("")
 Shape = tuple[int, ...]
 
 
-def merged(first: State, second: State, *, assume: bool = False) -> State:
-    """The state of an edge that two operations lead to; with `assume`, shared use does rows no harm."""
-    if assume and isinstance(first, Shared):
-        return second
-    if assume and isinstance(second, Shared):
-        return first
+def merged(first: State, second: State) -> State:
+    """The state of an edge that two operations lead to."""
     if isinstance(first, Layout) and isinstance(second, Layout):
         return first if first == second else Mixed("two layouts of the rows")
     for state in (first, second):

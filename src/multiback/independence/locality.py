@@ -44,7 +44,7 @@ class Locality:
 def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = False) -> Locality:
     """Walk from a tensor that holds the losses, or their rows, last made first, as long as something holds rows apart.
 
-    With `assume`, what is not known to keep rows apart is taken to keep them on the axis where they
+    With `assume`, operations of which nothing is known are taken to keep rows on the axis where they
     are, and to do nothing to them by way of inputs that have no such axis.
     """
     states: dict[Node, Arrived] = {root: {output: Layout(inner)}}
@@ -71,7 +71,7 @@ def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = 
                 if child.next_functions:
                     heapq.heappush(ready, (-child._sequence_nr(), next(order), child))
             known = arrived.get(number)
-            arrived[number] = now = state if known is None else merged(known, state, assume=assume)
+            arrived[number] = now = state if known is None else merged(known, state)
             if type(now) is Layout:
                 apart.add(child)
             elif type(now) is Mixed and not coupling:
@@ -98,7 +98,7 @@ def _through(node: Any, arrived: Arrived, rows: int, assume: bool) -> list[State
     step = Step(node, {number: state for number, state in arrived.items() if isinstance(state, Layout)}, rows)
     handler: Callable[[Step], list[State]] | None = HANDLERS.get(step.name.rstrip("0123456789"))
     found = step.mixed if handler is None or len(step.arriving) < len(arrived) else handler(step)
-    if assume and any(isinstance(state, Mixed) for state in found):
+    if assume and handler is None and len(step.arriving) == len(arrived):
         found = step.kept
     found = [*found, *(SHARED for _ in range(len(children) - len(found)))]
     return [
