@@ -132,7 +132,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
         parts = None if weights is None else weights.split([loss.numel() for loss in self.losses])
         with torch.enable_grad():
             if parts is None:
-                sums = [loss.sum() for loss in self.losses]
+                sums = [loss.sum() if loss.ndim else loss for loss in self.losses]
             else:
                 sums = [
                     (loss * part.reshape(loss.shape).to(loss.device, loss.dtype)).sum()
@@ -182,8 +182,7 @@ def _distinct(losses: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int
     places: list[int] = []
     count = 0
     for loss in losses:
-        edge = get_gradient_edge(loss)
-        key = (edge.node, edge.output_nr)
+        key = (loss.grad_fn, loss.output_nr) if loss.grad_fn is not None else id(loss)
         if key not in starts:
             starts[key] = count
             distinct.append(loss)
