@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from multiback.errors import RecordError, RequestError
-from multiback.planner import Facts, Offer, Plan, bytes_of, choose, preference
+from multiback.planner import LARGE_BYTES, Facts, Offer, Plan, bytes_of, choose, preference
 
 FACTS = Facts(
     kind="each",
@@ -41,6 +41,7 @@ def offer(method, per_loss, *, refusal="", chunks=True):
     [
         ({}, "batched"),
         ({"unbatched": ("ConvolutionBackward0",)}, "loop"),
+        ({"largest_bytes": LARGE_BYTES}, "contract"),
         ({"python": ("MyFunctionBackward",)}, "loop"),
         ({"losses": 1}, "loop"),
         ({"returned": False}, "loop"),
@@ -50,7 +51,19 @@ def offer(method, per_loss, *, refusal="", chunks=True):
         ({"partitioned": "all"}, "partition"),
         ({"partitioned": "some"}, "batched"),
     ],
-    ids=["plain", "unbatched", "python", "one loss", "iterator", "reused", "gram", "norms", "partition", "in part"],
+    ids=[
+        "plain",
+        "unbatched",
+        "large",
+        "python",
+        "one loss",
+        "iterator",
+        "reused",
+        "gram",
+        "norms",
+        "partition",
+        "in part",
+    ],
 )
 def test_preference_follows_the_shape_of_the_work(changes, first):
     order = preference(facts(**changes))

@@ -42,6 +42,7 @@ Examples
   multiback bench                              the published net, under 130 s
   multiback bench slices --quick               one backward per image, or all at once
   multiback bench train.py:problem --json run.json
+  multiback bench slices --kind rows           ways to per-sample gradients, peers included
   multiback bench net.pt --input 1x40 --trust-pickle
   multiback bench train.py:problem --question combine --fail-if "combine:func1/multiback<1.5"
 
@@ -64,6 +65,10 @@ def bench(
         bool, typer.Option("--list", help="List presets, questions and ways; measure nothing.")
     ] = False,
     question: Annotated[list[str] | None, typer.Option(help="Ask this question only; repeatable.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(help="each, rows, gram or norms: compare ways to that answer for the model's parameters."),
+    ] = None,
     way: Annotated[list[str] | None, typer.Option(help="Run this way only; repeatable.")] = None,
     loss: Annotated[
         list[str] | None, typer.Option(help="file.py:function, a loss (output, data) -> tensor; repeatable.")
@@ -107,7 +112,7 @@ def bench(
         typer.echo(command.listing())
         return
     arguments = command.BenchArguments(
-        target=target, questions=question, ways=way, losses=loss or [], num_losses=num_losses, batch=batch,
+        target=target, questions=question, kind=kind, ways=way, losses=loss or [], num_losses=num_losses, batch=batch,
         input_shape=input_shape, dtype=dtype, device=device, threads=threads, grads=grads, processes=processes,
         rounds=rounds, budget=budget, quick=quick, rigorous=rigorous, seed=seed, trust_pickle=trust_pickle,
         json=json, markdown=markdown, rules=fail_if or [], margin=margin, force=force,

@@ -12,6 +12,8 @@ from multiback.errors import RecordError, RequestError
 Kind = Literal["each", "rows", "gram", "norms"]
 KINDS: tuple[Kind, ...] = ("each", "rows", "gram", "norms")
 PLAN_SCHEMA = 1
+# From here on the pages of fresh memory cost more than what is computed into them.
+LARGE_BYTES = 2 << 20
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -150,8 +152,9 @@ def preference(facts: Facts) -> list[str]:
 
     One traversal for all losses wins where every loss owns its rows. Whole gradients of losses that
     meet every row cost the same arithmetic by every method, so the plainest is quickest: batched
-    where torch can batch every operation, else a loop. Contraction spares memory where gradients
-    need not be held, as for norms, inner products and reused buffers.
+    where torch can batch every operation, else a loop. Contraction writes large gradients once,
+    where they belong, and spares memory where gradients need not be held, as for norms, inner
+    products and reused buffers.
     """
     loops = bool(facts.unbatched or facts.python) or facts.losses == 1
     if facts.kind in ("gram", "norms"):
@@ -160,6 +163,9 @@ def preference(facts: Facts) -> list[str]:
     elif not facts.returned:
         order = ["contract", "loop"] if facts.reuse else ["loop", "contract"]
         order += ["contract-batched", "batched"]
+    elif facts.largest_bytes >= LARGE_BYTES and facts.losses > 1:
+        order = ["contract", "loop", "contract-batched", "batched"]
+        order = order if loops else ["contract", "contract-batched", "batched", "loop"]
     else:
         order = ["loop", "contract", "batched", "contract-batched"]
         order = order if loops else ["batched", "contract-batched", "contract", "loop"]

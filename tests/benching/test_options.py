@@ -11,6 +11,7 @@ from multiback.measure.environment import available_cores
 
 REFUSED = {
     "an unknown question": ({"questions": ["speed"]}, "--question: must be one of successive, cold"),
+    "an unknown kind": ({"kind": "sum"}, "--kind: must be one of each, rows, gram, norms; got 'sum'"),
     "an unknown way": ({"ways": ["func9"]}, "--way: must be one of"),
     "a way of a question that is not asked": ({"questions": ["retain"], "ways": ["func1"]}, "--way: must be one of"),
     "more threads than cores": ({"threads": 10_000}, "more threads than cores make times meaningless"),
@@ -49,6 +50,15 @@ def test_presets_ask_their_own_questions_and_targets_the_usual_ones():
     assert options.make(Source(target="slices")).questions == ["slices", "retain"]
     assert options.make(Source(target="recurrent")).questions == ["growth"]
     assert options.make(Source(target="my.py:f")).questions == ["successive", "cold", "retain", "combine"]
+
+
+def test_a_kind_is_asked_alone_or_beside_the_questions_that_are_named():
+    assert options.make(Source(target="mlp"), kind="each").questions == ["each"]
+    assert options.make(Source(target="mlp"), kind="rows", questions=["combine", "rows"]).questions == [
+        "combine",
+        "rows",
+    ]
+    assert options.make(Source(target="mlp"), questions=["gram"]).questions == ["gram"]
 
 
 def test_naming_a_way_leaves_only_the_questions_that_have_it():

@@ -8,9 +8,10 @@ import torch
 
 import multiback as mb
 from multiback.methods import pages
+from multiback.planner import LARGE_BYTES
 
 CPU = torch.device("cpu")
-LARGE = (pages.LEAST_BYTES // 4 + 1000,)
+LARGE = (LARGE_BYTES // 4 + 1000,)
 
 
 @pytest.fixture

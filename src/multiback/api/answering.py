@@ -17,7 +17,7 @@ from multiback.methods import METHODS, failures
 from multiback.methods.base import Work
 from multiback.methods.columns import Columns
 from multiback.methods.partition import Partition
-from multiback.planner import Facts, Kind, Offer, Plan, bytes_of, choose, preference
+from multiback.planner import LARGE_BYTES, Facts, Kind, Offer, Plan, bytes_of, choose, preference
 from multiback.request import Request
 from multiback.rules.site import Site
 from multiback.survey import Cover, Survey, survey
@@ -119,7 +119,10 @@ def _is_quick(work: Work, owned: list[int], kind: Kind, options: Options) -> boo
     """Whether the decision rests on no sizes: all is partitioned, or it lies between a batched traversal and a loop."""
     if options.method != "auto" or options.budget is not None or options.explained:
         return False
-    return len(owned) == len(work.survey.reached) or (kind == "each" and options.returned and not owned)
+    if len(owned) == len(work.survey.reached):
+        return True
+    small = all(target.nbytes < LARGE_BYTES for target in work.request.targets)
+    return kind == "each" and options.returned and small and not owned
 
 
 def _facts(work: Work, kind: Kind, options: Options, owned: list[int]) -> Facts:

@@ -1,6 +1,7 @@
 """Compares the gradients of two ways: how far apart, and whether one is a multiple of the other."""
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,38 @@ def factor_between(found: Sequence[Tensor], expected: Sequence[Tensor], floor: f
     if factor == 0.0 or not math.isfinite(factor):
         return None
     return factor if gap_between(found, expected, factor, floor).agrees else None
+
+
+class Compared:
+    """The comparison of a way's calls with the reference gradients, the worst call kept.
+
+    Without a reference (no way has run yet) everything is a difference, and the way becomes it.
+    """
+
+    def __init__(self, reference: list[Tensor] | None, floor: float) -> None:
+        self._reference = reference
+        self._floor = floor
+        self.gap = Gap()
+        self.factor: float | None = None
+        self.finite = True
+        self.seconds = 0.0
+
+    @property
+    def unclear(self) -> bool:
+        """Whether more than this comparison is needed to place the way."""
+        return self.finite and self.factor is None and (self._reference is None or not self.gap.agrees)
+
+    def add(self, found: list[Tensor], multiple: int) -> None:
+        """Compare one call's gradients with `multiple` times the reference."""
+        start = time.perf_counter()
+        self.finite = self.finite and all_finite(found)
+        if self._reference is not None:
+            gap = gap_between(found, self._reference, multiple, self._floor)
+            if gap.excess > self.gap.excess:
+                self.gap = gap
+                agrees = gap.agrees or not self.finite
+                self.factor = None if agrees else factor_between(found, self._reference, self._floor)
+        self.seconds += time.perf_counter() - start
 
 
 def _norm(tensor: Tensor) -> float:

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from multiback.benching.nested import dense, fresh, map_tensors, named_tensors, tensors_in
 from multiback.benching.problems import Problem
 from multiback.errors import ProblemError
 from multiback.records import Grads
@@ -23,7 +24,9 @@ class Bound:
 
     `begin` gives a run fresh data leaves and the asked `.grad` policy; `end` puts parameters,
     buffers, random number generators and `.grad` back. Copies of parameters and buffers are made
-    only once something has written to them.
+    only once something has written to them. What a way must make once and not in every run, such
+    as a copy of the model, it puts into `kept`; what it returns, a function in `returned` brings
+    into one list of tensors.
     """
 
     def __init__(self, problem: Problem, *, device: str = "cpu", dtype: torch.dtype | None = None) -> None:
@@ -44,13 +47,14 @@ class Bound:
         self._small = sum(tensor.numel() for tensor in self._state) <= _SMALL_STATE
         self._random = _random_state()
         self.data: Any = None
-        self.returned: list[Tensor] | None = None
+        self.returned: Callable[[], list[Tensor]] | None = None
+        self.kept: dict[str, Any] = {}
         self._check()
 
     @cached_property
     def num_losses(self) -> int:
         """K, counted by one forward the first time; a process that times its first call must not ask."""
-        outer, self.data = self.data, _map_tensors(self._problem.data, _fresh)
+        outer, self.data = self.data, map_tensors(self._problem.data, fresh)
         try:
             return len(self.losses(self.forward()))
         finally:
@@ -61,7 +65,7 @@ class Bound:
 
     def begin(self, grads: Grads) -> None:
         """Fresh data leaves, and `.grad` as the policy says."""
-        self.data = _map_tensors(self._problem.data, _fresh)
+        self.data = map_tensors(self._problem.data, fresh)
         self.reset_grads(grads)
 
     def end(self) -> None:
@@ -110,14 +114,14 @@ class Bound:
             if tensor.grad is not None:
                 tensor.grad.zero_()
 
-    def forward(self, data: Any = None) -> Any:
-        """The model's output on this run's data, or on `data`."""
-        given = self.data if data is None else data
+    def forward(self, data: Any = None, model: Callable[..., Any] | None = None) -> Any:
+        """The output on this run's data, or on `data`; by a copy of the model where one is given."""
+        given, model = self.data if data is None else data, model or self.model
         if isinstance(given, Mapping):
-            return self.model(**given)
+            return model(**given)
         if isinstance(given, (tuple, list)):
-            return self.model(*given)
-        return self.model(given)
+            return model(*given)
+        return model(given)
 
     def losses(self, output: Any) -> list[Tensor]:
         """All K scalar losses, in order."""
@@ -142,9 +146,14 @@ class Bound:
             raise ProblemError("losses: must give at least one loss; got none. Return a tensor with elements.")
         return total
 
-    def loss_tensors(self, output: Any) -> list[Tensor]:
-        """The loss functions' results as they are, unflattened and checked."""
-        return [tensor for function in self._functions for tensor in self._tensors(function, output)]
+    def loss_tensors(self, output: Any, second: Any = None) -> list[Tensor]:
+        """The loss functions' results as they are, unflattened and checked; `second` in place of data or targets."""
+        return [tensor for function in self._functions for tensor in self._tensors(function, output, second)]
+
+    def vector(self, output: Any, second: Any = None) -> Tensor:
+        """All K losses in one tensor [K]."""
+        tensors = self.loss_tensors(output, second)
+        return tensors[0].reshape(-1) if len(tensors) == 1 else torch.cat([tensor.reshape(-1) for tensor in tensors])
 
     # ---- rows ------------------------------------------------------------------------------
 
@@ -154,14 +163,19 @@ class Bound:
         shapes = [tensor.shape[0] for tensor in tensors_in(self._problem.data) if tensor.ndim]
         return shapes[0] if shapes else 1
 
+    @property
+    def has_row_losses(self) -> bool:
+        """Whether one function gives one loss per row of the data, as far as their number tells."""
+        return len(self._functions) == 1 and self.num_losses == self.num_rows
+
     def row_of(self, value: Any, row: int) -> Any:
         """`value` with every tensor of B rows cut to one row, keeping the dimension."""
         rows = self.num_rows
-        return _map_tensors(value, lambda t: t[row : row + 1] if t.ndim and t.shape[0] == rows else t)
+        return map_tensors(value, lambda t: t[row : row + 1] if t.ndim and t.shape[0] == rows else t)
 
     def row_loss(self, output_row: Any, row: int) -> Tensor:
         """The loss of one row, from that row's output and that row's data or targets."""
-        scalars = self._scalars(self._functions[0], output_row, self.row_of(self._second, row))
+        scalars = self._scalars(self._functions[0], output_row, self.row_of(self.second, row))
         if len(self._functions) != 1 or len(scalars) != 1:
             raise ProblemError(
                 f"losses: one row must give one loss, by one function; got {len(scalars)} from the first of "
@@ -176,22 +190,25 @@ class Bound:
         """What gradients are taken of: trainable parameters, then this run's data that require grad."""
         return [*self.parameters, *(tensor for tensor in tensors_in(self.data) if tensor.requires_grad)]
 
+    @property
+    def parameter_names(self) -> list[str]:
+        """The names of `parameters`, in order."""
+        return [name for name, _ in self._named]
+
     def wrt_names(self) -> list[str]:
         """The names of `wrt`, in order."""
-        data = [name for name, tensor in _named_tensors("data", self.data) if tensor.requires_grad]
-        return [name for name, _ in self._named] + data
+        return self.parameter_names + [name for name, t in named_tensors("data", self.data) if t.requires_grad]
 
     def gradients(self) -> list[Tensor]:
-        """The gradients of `wrt` after a run, in order, not copied; zeros where there is none."""
-        given = self.returned if self.returned is not None else [tensor.grad for tensor in self.wrt]
-        return [
-            torch.zeros_like(tensor) if grad is None else _dense(grad.detach())
-            for tensor, grad in zip(self.wrt, given, strict=True)
-        ]
+        """What a run answered, not copied: what it returned, else the gradients of `wrt`, zeros where there is none."""
+        if self.returned is not None:
+            return [dense(tensor.detach()) for tensor in self.returned()]
+        grads = [(tensor, tensor.grad) for tensor in self.wrt]
+        return [torch.zeros_like(tensor) if grad is None else dense(grad.detach()) for tensor, grad in grads]
 
     def shapes(self) -> tuple[dict[str, list[int]], dict[str, str]]:
         """Shapes and dtypes of the data tensors, by name."""
-        tensors = dict(_named_tensors("data", self._problem.data))
+        tensors = dict(named_tensors("data", self._problem.data))
         dtypes = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in tensors.items()}
         return {name: list(tensor.shape) for name, tensor in tensors.items()}, dtypes
 
@@ -208,7 +225,7 @@ class Bound:
             for prefix, module in self.model.named_modules()
             for attribute, value in (*module.__dict__.items(), *module.named_buffers(recurse=False))
             if attribute not in _REGISTRIES
-            for name, tensor in _named_tensors(f"{prefix}.{attribute}" if prefix else attribute, value)
+            for name, tensor in named_tensors(f"{prefix}.{attribute}" if prefix else attribute, value)
             if tensor.grad_fn is not None
         ]
 
@@ -219,16 +236,17 @@ class Bound:
         for module in self.model.modules():
             for attribute, value in [*module.__dict__.items(), *module.named_buffers(recurse=False)]:
                 if attribute not in _REGISTRIES and any(t.grad_fn is not None for t in tensors_in(value)):
-                    setattr(module, attribute, _map_tensors(value, Tensor.detach))
+                    setattr(module, attribute, map_tensors(value, Tensor.detach))
 
     # ---- inside ----------------------------------------------------------------------------
 
     @property
-    def _second(self) -> Any:
+    def second(self) -> Any:
+        """What losses take beside the output: the targets, or else this run's data."""
         return self.data if self._problem.targets is None else self._problem.targets
 
     def _tensors(self, function: Callable[..., Any], output: Any, second: Any = None) -> list[Tensor]:
-        result = function(output, self._second if second is None else second)
+        result = function(output, self.second if second is None else second)
         tensors = list(result) if isinstance(result, (list, tuple)) else [result]
         for number, tensor in enumerate(tensors, 1):
             _check_loss(tensor, f"loss {number}" if len(tensors) > 1 else "the loss", function)
@@ -254,44 +272,6 @@ class Bound:
                 "model: must have a trainable parameter, or data that require grad; got neither. "
                 "Set requires_grad_() on the parameters or on the data."
             )
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors in nested tuples, lists and dicts."""
-    return [tensor for _, tensor in _named_tensors("", value)]
-
-
-def _named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _named_tensors(str(key), item)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _named_tensors(f"{name}[{index}]", item)
-
-
-def _map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """The same structure with every tensor changed."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {key: _map_tensors(item, change) for key, item in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_map_tensors(item, change) for item in value))
-    if isinstance(value, (list, tuple)):
-        items = [_map_tensors(item, change) for item in value]
-        return items if isinstance(value, list) else tuple(items)
-    return value
-
-
-def _dense(grad: Tensor) -> Tensor:
-    return grad if grad.layout == torch.strided else grad.to_dense()
-
-
-def _fresh(tensor: Tensor) -> Tensor:
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _flat(tensor: Tensor) -> list[Tensor]:
@@ -328,7 +308,7 @@ def _moved(problem: Problem, device: str, dtype: torch.dtype | None) -> Problem:
     model = problem.model
     if isinstance(model, nn.Module):
         model = model.to(device) if dtype is None else model.to(device, dtype)
-    return Problem(model, _map_tensors(problem.data, move), problem.losses, _map_tensors(problem.targets, move))
+    return Problem(model, map_tensors(problem.data, move), problem.losses, map_tensors(problem.targets, move))
 
 
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:

@@ -22,6 +22,7 @@ class BenchArguments:
 
     target: str
     questions: list[str] | None
+    kind: str | None
     ways: list[str] | None
     losses: list[str]
     num_losses: int | None
@@ -71,7 +72,7 @@ def listing() -> str:
     lines += [
         f"  {name:<12} {text} ({', '.join(names.DEFAULT_QUESTIONS[name])})" for name, text in names.PRESETS.items()
     ]
-    lines += ["", "Questions, and the ways that each compares:"]
+    lines += ["", "Questions, and the ways that each compares; the last four are the kinds of --kind:"]
     for question, text in names.QUESTIONS.items():
         lines.append(f"  {question}: {text}")
         lines += [f"    {way:<26} {what}" for way, what in names.WAYS[question].items()]
@@ -96,6 +97,7 @@ def _options(arguments: BenchArguments) -> Options:
     return options.make(
         source,
         questions=arguments.questions,
+        kind=arguments.kind,
         ways=arguments.ways,
         grads=arguments.grads,
         threads=arguments.threads,

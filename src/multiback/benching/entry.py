@@ -45,6 +45,7 @@ def bench(
     problem: Problem | str,
     *,
     questions: Sequence[str] | None = None,
+    kind: str | None = None,
     ways: Sequence[str] | None = None,
     grads: str | None = None,
     mode: Mode = "default",
@@ -68,6 +69,8 @@ def bench(
         A `Problem` is copied into fresh processes with cloudpickle, so lambdas and classes defined
         in a script or notebook are fine; yours is not touched.
     questions : names out of `successive`, `cold`, `retain`, `combine`, `slices`, `growth`.
+    kind : `each`, `rows`, `gram` or `norms`: compare ways to obtain that answer for the model's
+        parameters, by itself unless `questions` are named too.
     ways : only these ways. grads : the `.grad` policy, `none`, `accumulate` or `prealloc`.
     mode : `quick` (35 s), `default` (110 s) or `rigorous` (as long as it takes).
     threads, processes, rounds, budget (seconds), margin_percent : override the mode.
@@ -101,6 +104,7 @@ def bench(
     options = checked.make(
         source,
         questions=_names(questions),
+        kind=kind,
         ways=_names(ways),
         grads=grads,
         threads=threads,

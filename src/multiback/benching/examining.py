@@ -4,28 +4,26 @@ import gc
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
-from unittest import mock
 
 import msgspec
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from multiback import graph
-from multiback.benching.agreement import FLOAT64_FLOOR, Gap, all_finite, factor_between, gap_between
+from multiback.benching import kinds
+from multiback.benching.agreement import FLOAT64_FLOOR, Compared, gap_between
 from multiback.benching.bound import Bound
+from multiback.benching.names import KINDS
 from multiback.benching.protocol import Act, Examine, Examined, Source
 from multiback.benching.questions import reference_of
 from multiback.benching.targets import first_line
+from multiback.benching.watching import Seen, watched
 from multiback.benching.ways import Calls, Way, way_of
 from multiback.errors import ProblemError
 from multiback.measure import clock, memory, verdicts
 from multiback.methods import contract
 from multiback.records import Growth, GrowthStep, ProblemFacts, WayFacts
 
-_WALKED_TRAVERSALS = 4  # of one run; more would say the same and cost a walk each
 _USER_ERRORS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, NotImplementedError)
 
 
@@ -45,7 +43,11 @@ class Examiner:
     def run(
         self, problem: ProblemFacts, source: Source, build_seconds: float, report: Callable[[str], None]
     ) -> Examined:
-        """Examine every act; `report` is told which one comes next."""
+        """Examine every act; `report` is told which one comes next.
+
+        Raises `ProblemError` where the problem has not what a question is about.
+        """
+        kinds.check(self._bound, {act.question: act for act in self._job.acts}, source.target)
         # all of these set themselves up at first use, which must not fall into a figure
         fault = "" if self._bound.device.startswith("cuda") else memory.self_test()
         with FlopCounterMode(display=False):
@@ -90,7 +92,8 @@ class Examiner:
         else:
             start = time.perf_counter()
             facts, seconds = self._bytes(act, way, facts, seconds)
-            if time.perf_counter() - start <= 3 * self._job.dear_seconds:
+            # of a kind torch cannot count all: work inside module hooks escapes its counter
+            if act.question not in KINDS and time.perf_counter() - start <= 3 * self._job.dear_seconds:
                 facts = msgspec.structs.replace(facts, flops=self._flops(act, way))
         self._ways.append(facts)
         self._prices.append((act, seconds))
@@ -121,9 +124,9 @@ class Examiner:
     def _agreement(self, act: Act, way: Way) -> tuple[WayFacts, float]:
         """Compare gradients after every call; count nodes and saved bytes on the way."""
         groups = self._groups(act.question)
-        compared = _Compared(groups[0] if groups else None, _floor(self._bound))
+        compared = Compared(groups[0] if groups else None, _floor(self._bound))
         state = torch.get_rng_state()
-        with clock.without_gc() as freed, self._run(way, act) as calls, _watched(self._bound) as seen:
+        with clock.without_gc() as freed, self._run(way, act) as calls, watched(self._bound) as seen:
             start = time.perf_counter()
             for index in range(1, way.num_calls + 1):
                 next(calls)()
@@ -145,11 +148,11 @@ class Examiner:
             saved_bytes=seen.saved_bytes,
             nodes=seen.nodes,
             collected=freed[0],
-            note=self._note(compared, group, seen, is_random=is_random),
+            note=self._note(act.question, compared, group, seen, is_random=is_random),
         )
         return facts, seconds
 
-    def _in_float64(self, act: Act, way: Way, compared: "_Compared") -> "_Compared":
+    def _in_float64(self, act: Act, way: Way, compared: Compared) -> Compared:
         """The same comparison in float64, where rounding is told from a difference; else what was found.
 
         A tensor whose true gradient is zero differs from itself by any amount in lower precision.
@@ -161,7 +164,7 @@ class Examiner:
             with self._run(way_of(act.question, reference.way), reference, self._double) as calls:
                 next(calls)()
                 expected = [gradient.clone() for gradient in self._double.gradients()]
-            again = _Compared(expected, FLOAT64_FLOOR)
+            again = Compared(expected, FLOAT64_FLOOR)
             with self._run(way, act, self._double) as calls:
                 for index in range(1, way.num_calls + 1):
                     next(calls)()
@@ -170,7 +173,7 @@ class Examiner:
             return compared
         return again
 
-    def _group_of(self, act: Act, way: Way, compared: "_Compared", found: list[Tensor]) -> int:
+    def _group_of(self, act: Act, way: Way, compared: Compared, found: list[Tensor]) -> int:
         """Which of the gradients seen so far this way gives, a new one included."""
         groups = self._groups(act.question)
         if not compared.finite:
@@ -185,16 +188,18 @@ class Examiner:
         groups.append(found)
         return len(groups) - 1
 
-    def _note(self, compared: "_Compared", group: int, seen: "_Seen", *, is_random: bool) -> str:
+    def _note(self, question: str, compared: Compared, group: int, seen: Seen, *, is_random: bool) -> str:
         if not compared.finite:
             return "gradients are not finite (NaN or infinite): check data and losses"
         if group == 0 or compared.factor is not None:
             notes = ["values behind saved-tensor hooks (checkpointing) are not counted"] * seen.hooked
-            if seen.outside:
+            if seen.outside and question not in KINDS:  # those ask for the parameters alone
                 notes.append(f"{seen.outside} leaves outside model, losses and data are not compared")
             return "; ".join(notes)
         if is_random:
             return "every forward draws random numbers anew (dropout?): put the model in eval() to compare"
+        if question in KINDS:
+            return f"most in {kinds.name_of_part(question, self._bound, compared.gap.worst)}"
         self._bound.begin("none")
         name = self._bound.wrt_names()[compared.gap.worst]
         self._bound.end()
@@ -264,7 +269,7 @@ class Examiner:
             try:
                 for step in range(1, way.num_calls + 1):
                     before = [(name, tensor.grad_fn) for name, tensor in self._bound.carried()] if anew else []
-                    with _watched(self._bound, candidates=before) as seen:
+                    with watched(self._bound, candidates=before) as seen:
                         start = time.perf_counter()
                         next(calls)()
                         seconds += time.perf_counter() - start
@@ -285,77 +290,6 @@ class Examiner:
 def _floor(bound: Bound) -> float:
     """The floor under which gaps are rounding; known for float64 alone."""
     return FLOAT64_FLOOR if all(parameter.dtype == torch.float64 for parameter in bound.parameters) else 0.0
-
-
-class _Compared:
-    """The comparison of a way's calls with the reference gradients, the worst call kept.
-
-    Without a reference (no way has run yet) everything is a difference, and the way becomes it.
-    """
-
-    def __init__(self, reference: list[Tensor] | None, floor: float) -> None:
-        self._reference = reference
-        self._floor = floor
-        self.gap = Gap()
-        self.factor: float | None = None
-        self.finite = True
-        self.seconds = 0.0
-
-    @property
-    def unclear(self) -> bool:
-        """Whether more than this comparison is needed to place the way."""
-        return self.finite and self.factor is None and (self._reference is None or not self.gap.agrees)
-
-    def add(self, found: list[Tensor], multiple: int) -> None:
-        """Compare one call's gradients with `multiple` times the reference."""
-        start = time.perf_counter()
-        self.finite = self.finite and all_finite(found)
-        if self._reference is not None:
-            gap = gap_between(found, self._reference, multiple, self._floor)
-            if gap.excess > self.gap.excess:
-                self.gap = gap
-                agrees = gap.agrees or not self.finite
-                self.factor = None if agrees else factor_between(found, self._reference, self._floor)
-        self.seconds += time.perf_counter() - start
-
-
-@dataclass
-class _Seen:
-    """What the traversals of one run were about to walk."""
-
-    nodes: int | None = None
-    saved_bytes: int | None = None
-    hooked: bool = False
-    outside: int = 0
-    traversals: int = 0
-    reached: list[str] = field(default_factory=list)
-
-
-@contextmanager
-def _watched(bound: Bound, candidates: list[tuple[str, Any]] | None = None) -> Generator[_Seen, None, None]:
-    """Read the graph of every traversal just before the engine runs it.
-
-    The one place through which `Tensor.backward` and `autograd.grad` both enter the engine is
-    replaced for the duration; nothing else is touched, and the graph is not kept.
-    """
-    seen = _Seen()
-    engine = torch.autograd._engine_run_backward
-
-    def watch(outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.traversals += 1
-        if seen.traversals <= _WALKED_TRAVERSALS:
-            facts = graph.read(outputs, parameters=bound.parameters, inputs=bound.inputs())
-            seen.nodes = max(seen.nodes or 0, facts.nodes)
-            seen.saved_bytes = max(seen.saved_bytes or 0, facts.saved_bytes)
-            seen.hooked |= bool(facts.unreadable)
-            seen.outside = max(seen.outside, len({id(leaf) for leaf in facts.leaves} - {id(t) for t in bound.wrt}))
-            if candidates:
-                nodes = set(graph.walk(graph.roots_of(outputs)))
-                seen.reached += [name for name, node in candidates if node in nodes]
-        return engine(outputs, *args, **kwargs)
-
-    with mock.patch.object(torch.autograd, "_engine_run_backward", watch):
-        yield seen
 
 
 def _call_all(calls: Calls, way: Way) -> None:

@@ -11,6 +11,13 @@ PRESETS: dict[str, str] = {
     "recurrent": "a GRU that carries its hidden state from step to step",
 }
 
+KINDS: dict[str, str] = {
+    "each": "the gradients of K losses, each its own: by which way?",
+    "rows": "the gradient of every row's own loss (per-sample gradients): by which way?",
+    "gram": "the inner products of K losses' gradients: by which way?",
+    "norms": "the norms of K losses' gradients: by which way?",
+}
+
 QUESTIONS: dict[str, str] = {
     "successive": "is the 2nd, 3rd, 4th backward on one graph cheaper than the first?",
     "cold": "what does the first forward and backward of a process cost, and why?",
@@ -18,6 +25,7 @@ QUESTIONS: dict[str, str] = {
     "combine": "separate backwards, a summed loss, or one traversal?",
     "slices": "one backward per slice, or all at once?",
     "growth": "does a step get slower or bigger as steps go by?",
+    **KINDS,
 }
 
 DEFAULT_QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -31,6 +39,12 @@ DEFAULT_QUESTIONS: dict[str, tuple[str, ...]] = {
 USER_TARGET_QUESTIONS = ("successive", "cold", "retain", "combine")
 
 CARRIED_DETACHED = "carried tensors detached"
+
+_GRADIENTS = {
+    "loop": "one forward; per loss: torch.autograd.grad(loss, parameters, retain_graph=True)",
+    "batched": "one forward; torch.autograd.grad(losses, parameters, eye(K), is_grads_batched=True)",
+    "torch.func": "vmap(grad(...)) of functional_call where there is one loss per row, else jacrev",
+}
 
 WAYS: dict[str, dict[str, str]] = {
     "successive": {
@@ -66,6 +80,28 @@ WAYS: dict[str, dict[str, str]] = {
         "one graph, retained": "one forward, then one backward(retain_graph=True) per step",
         "a forward per step": "forward and backward(retain_graph=True) in every step, as the model stands",
         CARRIED_DETACHED: "the same, with what the model carries detached between steps",
+    },
+    "each": {
+        **_GRADIENTS,
+        "multiback": "one forward; multiback.jac(losses, parameters)",
+        "TorchJD": "one forward; torchjd.autojac.jac(losses, parameters)",
+    },
+    "rows": {
+        **_GRADIENTS,
+        "multiback": "one forward; multiback.rows(losses, parameters)",
+        "TorchJD": "one forward; torchjd.autojac.jac(losses, parameters)",
+        "Opacus": "a copy of the model in opacus.GradSampleModule; forward, backward of the sum",
+        "BackPACK": "a copy of the model extended by BackPACK; forward, backward of the sum under BatchGrad",
+    },
+    "gram": {
+        **_GRADIENTS,
+        "multiback": "one forward; multiback.gram(losses, parameters)",
+        "TorchJD": "a forward of a copy of the model; torchjd.autogram.Engine.compute_gramian(losses)",
+    },
+    "norms": {
+        **_GRADIENTS,
+        "multiback": "one forward; multiback.norms(losses, parameters)",
+        "TorchJD": "the square root of the diagonal that torchjd.autogram.Engine gives",
     },
 }
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import Literal
 
-from multiback.benching.names import DEFAULT_QUESTIONS, QUESTIONS, USER_TARGET_QUESTIONS, WAYS, check_names
+from multiback.benching.names import DEFAULT_QUESTIONS, KINDS, QUESTIONS, USER_TARGET_QUESTIONS, WAYS, check_names
 from multiback.benching.protocol import Source
 from multiback.errors import OptionError
 from multiback.measure.environment import available_cores
@@ -59,6 +59,7 @@ def make(
     source: Source,
     *,
     questions: list[str] | None = None,
+    kind: str | None = None,
     ways: list[str] | None = None,
     grads: str | None = None,
     threads: int | None = None,
@@ -70,8 +71,7 @@ def make(
     argv: list[str] | None = None,
 ) -> Options:
     """Check everything that can be checked without loading the target; OptionError names the first breach."""
-    check_names("--question", questions, list(QUESTIONS))
-    asked = list(dict.fromkeys(questions or DEFAULT_QUESTIONS.get(source.target, USER_TARGET_QUESTIONS)))
+    asked = _asked(source.target, questions, kind)
     check_names("--way", ways, list(dict.fromkeys(name for question in asked for name in WAYS[question])))
     if ways:
         asked = [question for question in asked if any(name in WAYS[question] for name in ways)]
@@ -103,6 +103,15 @@ def parse_shape(text: str | None) -> list[int] | None:
     if not all(part.isascii() and part.isdigit() and 0 < int(part) <= _LARGEST for part in parts):
         raise OptionError(f"--input: must be a shape such as 1x40 or 8x3x32x32, sizes of 1 or more; got {text!r}.")
     return [int(part) for part in parts]
+
+
+def _asked(target: str, questions: list[str] | None, kind: str | None) -> list[str]:
+    """The questions of a run; a kind is one of its own, asked alone unless others are named too."""
+    kinds = [] if kind is None else [kind]
+    check_names("--question", questions, list(QUESTIONS))
+    check_names("--kind", kinds, list(KINDS))
+    usual = () if kinds else DEFAULT_QUESTIONS.get(target, USER_TARGET_QUESTIONS)
+    return list(dict.fromkeys([*(questions or usual), *kinds]))
 
 
 def _check_numbers(budget: float | None, margin_percent: float, seed: int) -> None:

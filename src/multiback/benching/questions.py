@@ -1,6 +1,6 @@
 """The experiments as plans: which ways run under which `.grad` policy, and which pairs are judged."""
 
-from multiback.benching.names import WAYS
+from multiback.benching.names import KINDS, WAYS
 from multiback.benching.protocol import Act
 from multiback.measure.verdicts import CONTROL_SUFFIX, Pair, Side
 from multiback.records import Grads
@@ -18,6 +18,7 @@ _REFERENCE = {
     "slices": "reduction=sum",
     "growth": "one graph, retained",
     "cold": "backward",
+    **dict.fromkeys(KINDS, "loop"),
 }
 # What a program does before anyone measures it; where it is not the reference already.
 _USUAL_CODE = {"slices": "retained loop"}
@@ -28,6 +29,7 @@ _ALSO_ASKED = {
         ("reduction=sum", "forward per slice"),
         ("reduction=sum", "multiback"),
     ],
+    **{kind: [(way, "multiback") for way in WAYS[kind] if way != "multiback"] for kind in KINDS},
 }
 _CONTROL_HOSTS = {
     "combine": "one-forward summed",
@@ -35,6 +37,7 @@ _CONTROL_HOSTS = {
     "retain": "retain_graph=False",
     "successive": "backward",
     "growth": "one graph, retained",
+    **dict.fromkeys(KINDS, "multiback"),
 }
 
 
@@ -47,8 +50,10 @@ def acts_of(question: str, ways: list[str] | None, grads: Grads | None) -> list[
     """What is run for a question: its ways (or those asked for) under each policy.
 
     `successive` is asked under `none` and `accumulate`, since the policy decides its answer; the
-    others under `none`, the policy of `zero_grad()`. `grads` overrides both.
+    others under `none`, the policy of `zero_grad()`. `grads` overrides both, but for kinds of
+    answer, which are returned and leave `.grad` alone.
     """
+    grads = "none" if question in KINDS else grads
     policies: list[Grads] = [grads] if grads else ["none", "accumulate"] if question == "successive" else ["none"]
     names = [name for name in WAYS[question] if ways is None or name in ways]
     return [

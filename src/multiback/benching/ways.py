@@ -4,7 +4,7 @@ A way is a generator over the calls to be timed: what stands before a `yield` is
 is not timed, what is yielded is. A way that is one whole function yields once.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,11 +12,10 @@ from torch import Tensor
 
 from multiback.api.accumulate import backward
 from multiback.benching.bound import Bound
+from multiback.benching.kinds import RUNS, Calls, Run
 from multiback.benching.names import CARRIED_DETACHED, WAYS
 from multiback.benching.questions import GROWTH_STEPS, SUCCESSIVE_CALLS
 from multiback.records import Grads
-
-Calls = Generator[Callable[[], object], None, None]
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Way:
     """
 
     name: str
-    calls: Callable[[Bound, Grads], Calls]
+    calls: Run
     num_calls: int = 1
     adds_up: bool = False
 
@@ -36,7 +35,7 @@ class Way:
         return call_index if self.adds_up and grads == "accumulate" else 1
 
 
-def _whole(run: Callable[[Bound], object]) -> Callable[[Bound, Grads], Calls]:
+def _whole(run: Callable[[Bound], object]) -> Run:
     """A way that is timed as one function."""
 
     def calls(bound: Bound, _grads: Grads) -> Calls:
@@ -110,7 +109,7 @@ def _successive_grad(bound: Bound, _grads: Grads) -> Calls:
 
     def call() -> None:
         found = torch.autograd.grad(loss, wrt, retain_graph=True, allow_unused=True, materialize_grads=True)
-        bound.returned = list(found)
+        bound.returned = lambda: list(found)
 
     for _ in range(SUCCESSIVE_CALLS):
         bound.returned = None
@@ -163,6 +162,7 @@ _ALL: dict[str, tuple[Way, ...]] = {
         Way("a forward per step", _forward_per_step, GROWTH_STEPS),
         Way(CARRIED_DETACHED, lambda b, grads: _forward_per_step(b, grads, detach=True), GROWTH_STEPS),
     ),
+    **{kind: tuple(Way(name, run) for name, run in runs.items()) for kind, runs in RUNS.items()},
 }
 
 

@@ -20,9 +20,8 @@ import msgspec
 import numpy as np
 import torch
 
-from multiback.benching import targets, timing
+from multiback.benching import targets
 from multiback.benching.bound import Bound
-from multiback.benching.examining import Examiner
 from multiback.benching.protocol import (
     Cold,
     Done,
@@ -109,12 +108,19 @@ def _answer(job: Job, outgoing: Connection) -> None:
 
 
 def _run(job: Job, outgoing: Connection) -> None:
+    # Only here, in the process of the job: what these import computes as it is imported, which starts
+    # threads, and a process that is forked from one with threads may wait for them forever.
+    from multiback.benching import peers, timing
+    from multiback.benching.examining import Examiner
+
     source = job.source
     sys.path[:0] = [entry for entry in source.search_path if entry not in sys.path]
     torch.set_num_threads(job.threads)
     if isinstance(job, Measure) and any(act.question == "cold" for act in job.acts):
         timing.thread_start(job.process, lambda samples: send(outgoing, Rows(samples)))
     start = time.perf_counter()
+    if not isinstance(job, Cold):
+        peers.preload(act.way for act in job.acts)
     bound, built = _bind(source)
     torch.set_num_threads(job.threads)  # the target may have chosen another number
     _check_shapes(bound, job)

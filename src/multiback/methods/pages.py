@@ -14,7 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-LEAST_BYTES = 2 << 20
+from multiback.planner import LARGE_BYTES
+
 _MADV_HUGEPAGE = 14
 _PAGE = 4096
 
@@ -23,7 +24,7 @@ def fresh(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     """An uninitialised tensor whose memory is about to be written whole."""
     made = torch.empty(tuple(shape), dtype=dtype, device=device)
     size = made.numel() * made.element_size()
-    advise = _advise() if device.type == "cpu" and size >= LEAST_BYTES else None
+    advise = _advise() if device.type == "cpu" and size >= LARGE_BYTES else None
     if advise is not None:
         start = made.data_ptr()
         first = (start + _PAGE - 1) // _PAGE * _PAGE

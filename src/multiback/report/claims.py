@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from multiback.records import BenchRecord, Verdict
 from multiback.report import conduct
 from multiback.report import format as fmt
-from multiback.report.lookup import find_verdict, find_way, median_of, verdicts_of
+from multiback.report.lookup import KINDS, answer_of, find_verdict, find_way, median_of, verdicts_of
 from multiback.report.sentences import OUTCOMES, POLICIES, share_in_words
 
 
@@ -208,18 +208,22 @@ _CODE = {
     "func3": "keep a forward and a backward() for each loss",
     "func4": "run a forward for each loss, add the losses up and call backward() once",
     "forward per slice": "run a forward and a backward() for each slice",
+    "batched": "give torch.autograd.grad all losses at once, with is_grads_batched=True",
+    **{way: f"use {way}" for way in ("torch.func", "TorchJD", "Opacus", "BackPACK")},
 }
+_CALLS = {"each": "jac", "rows": "rows", "gram": "gram", "norms": "norms"}  # of multiback, by kind of answer
+_ADVISING = (("combine", "func1"), ("slices", "retained loop"), *((kind, "loop") for kind in KINDS))
 _PLAINEST = ("one-forward summed", "reduction=sum")
 
 
 def advice(record: BenchRecord) -> str:
     """What to do, in one line, from the verdicts that stand."""
-    timed = any(verdicts_of(record, question) for question in ("combine", "slices"))
+    timed = any(verdicts_of(record, question) for question, _ in _ADVISING)
     if record.growth is not None and not timed:
         return growth_finding(record)  # nodes and bytes are exact, whatever the times are worth
     if conduct.differs(record.control):
         return "run again on a quieter machine: one way differed from itself, so no difference in time can be believed."
-    for question, baseline in (("combine", "func1"), ("slices", "retained loop")):
+    for question, baseline in _ADVISING:
         if verdicts_of(record, question):
             return _best_way(record, question, baseline)
     if verdicts_of(record, "retain"):
@@ -235,7 +239,7 @@ def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
     judged = [verdict for verdict in timed if verdict.baseline == baseline]
     fact = find_way(record, question, baseline)
     if not judged and fact is not None and fact.note.startswith("not timed"):
-        return f"leave the {baseline} ({fact.note}); the ways marked same give the same gradients."
+        return f"leave the {baseline} ({fact.note}); the ways marked same give the same {answer_of(question)}."
     comparable = [verdict for verdict in timed if verdict.outcome != "not-comparable"]
     if not comparable:
         return f"none of these ways can be recommended: their gradients differ, see {question}."
@@ -255,7 +259,9 @@ def _best_way(record: BenchRecord, question: str, baseline: str) -> str:
             best = verdict
             break
     code = _CODE.get(best.candidate, best.candidate)
-    return f"{code}: {fmt.times(best.ratio or 1.0)} faster here than {baseline}, same gradients."
+    if best.candidate == "multiback" and question in _CALLS:
+        code = f"call multiback.{_CALLS[question]}(losses, parameters)"
+    return f"{code}: {fmt.times(best.ratio or 1.0)} faster here than {baseline}, same {answer_of(question)}."
 
 
 def growth_finding(record: BenchRecord) -> str:

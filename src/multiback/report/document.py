@@ -3,6 +3,7 @@
 from multiback.records import BenchRecord
 from multiback.report import claims, conduct, sections
 from multiback.report.blocks import Document, Section
+from multiback.report.lookup import KINDS
 
 _CLAIMS_TITLE = "What a published answer to these questions (func1 to func4, 100 repetitions each) claimed"
 
@@ -29,7 +30,8 @@ def is_published(record: BenchRecord) -> bool:
 
 def _hint(record: BenchRecord) -> str:
     """The question that this problem has and the run did not ask."""
-    problem = record.problem
-    if problem.num_losses != problem.num_rows or problem.num_rows == 1 or "slices" in record.run.settings.questions:
+    problem, asked = record.problem, record.run.settings.questions
+    known = "slices" in asked or all(question in KINDS for question in asked)
+    if problem.num_losses != problem.num_rows or problem.num_rows == 1 or known:
         return ""
     return "There is one loss per row: --question slices compares backwards slice by slice with one for all."

@@ -4,6 +4,13 @@ from statistics import median
 
 from multiback.records import BenchRecord, Verdict, WayFacts
 
+KINDS = ("each", "rows", "gram", "norms")  # the questions that compare ways to one kind of answer
+
+
+def answer_of(question: str) -> str:
+    """What the ways of a question must give alike."""
+    return "answer" if question in ("gram", "norms") else "gradients"
+
 
 def verdicts_of(record: BenchRecord, question: str, metric: str = "seconds") -> list[Verdict]:
     """The verdicts of a question on one metric, in order."""

@@ -6,7 +6,7 @@ from multiback.records import BenchRecord, WayFacts
 from multiback.report import claims, sentences
 from multiback.report import format as fmt
 from multiback.report.blocks import Section, Table
-from multiback.report.lookup import facts_of, median_of, verdicts_of
+from multiback.report.lookup import KINDS, answer_of, facts_of, find_verdict, median_of, verdicts_of
 from multiback.report.sentences import POLICIES
 
 _TITLES = {
@@ -16,6 +16,10 @@ _TITLES = {
     "combine": "combine: separate backwards, a summed loss, or one traversal?",
     "slices": "slices: one backward per slice, or all at once?",
     "growth": "growth: does a step get slower or bigger as steps go by?",
+    "each": "each: the gradients of K losses, each its own",
+    "rows": "rows: the gradient of every row's own loss",
+    "gram": "gram: the inner products of K losses' gradients",
+    "norms": "norms: the norms of K losses' gradients",
 }
 
 
@@ -32,12 +36,7 @@ def _ways(record: BenchRecord, question: str) -> Section:
     for metric in ("peak_bytes", "held_bytes"):
         judged = [v for v in verdicts_of(record, question, metric) if v.outcome != "same" or question == "retain"]
         lines += [sentences.sentence(verdict, record) for verdict in judged if verdict.outcome != "not-comparable"]
-    named = {side for verdict in timed for side in (verdict.candidate, verdict.baseline)}
-    for fact in facts:
-        if not fact.comparable and fact.way not in named:
-            lines.append(f"{fact.way}: {sentences.difference(fact, record)}.")
-        elif fact.comparable and fact.note:
-            lines.append(f"{fact.way}: {fact.note}.")
+    lines += _remarks(record, question)
     if record.problem.num_losses == 1 and question == "combine":
         lines.append("There is one loss, so there is nothing to combine: the ways differ in nothing but retain_graph.")
     lines += _agreement(facts) + _smallest(record, question)
@@ -46,12 +45,23 @@ def _ways(record: BenchRecord, question: str) -> Section:
     return Section(title, Table(head, [_way_row(record, fact) for fact in facts]), lines)
 
 
+def _remarks(record: BenchRecord, question: str) -> list[str]:
+    """Why ways are not among the verdicts, and what else there is to say of those that are."""
+    named = {side for verdict in verdicts_of(record, question) for side in (verdict.candidate, verdict.baseline)}
+    lines = []
+    for fact in facts_of(record, question):
+        if not fact.comparable and fact.way not in named:
+            lines.append(f"{fact.way}: {sentences.difference(fact, record)}.")
+        elif fact.comparable and fact.note:
+            lines.append(f"{fact.way}: {fact.note}.")
+    return lines
+
+
 def _way_row(record: BenchRecord, fact: WayFacts) -> list[str]:
     seconds, faults = (
         median_of(record, column, question=fact.question, way=fact.way, grads=fact.grads)
         for column in ("seconds", "minor_faults")
     )
-    gradients = "same" if fact.comparable else "-" if fact.difference_from_reference is None else "differ"
     return [
         fact.way,
         fmt.seconds(seconds),
@@ -60,8 +70,38 @@ def _way_row(record: BenchRecord, fact: WayFacts) -> list[str]:
         fmt.size(fact.saved_bytes),
         fmt.count(faults),
         fmt.flops(fact.flops),
-        gradients,
+        _alike(fact, "differ"),
     ]
+
+
+def _alike(fact: WayFacts, otherwise: str) -> str:
+    """Whether a way answers as the reference does; a dash where it does not answer."""
+    return "same" if fact.comparable else "-" if fact.difference_from_reference is None else otherwise
+
+
+def _kind(record: BenchRecord, question: str) -> Section:
+    """Ways to one kind of answer; bytes stand in the table alone."""
+    facts, timed = facts_of(record, question), verdicts_of(record, question)
+    baseline = timed[0].baseline if timed else "loop"
+    lines = [sentences.sentence(verdict, record) for verdict in timed]
+    lines += [*_remarks(record, question), *_agreement(facts), *_smallest(record, question)]
+    lines.append(
+        "With respect to the model's parameters, from the data on: every way's figures hold one forward of its own. "
+        "Held is what is alive after the call, its answer included."
+    )
+    rows = [
+        [
+            fact.way,
+            fmt.seconds(median_of(record, "seconds", question=question, way=fact.way)),
+            fmt.size(fact.peak_bytes),
+            fmt.size(fact.held_bytes),
+            sentences.ratio(find_verdict(record, question, baseline, fact.way)),
+            _alike(fact, "differs"),
+        ]
+        for fact in facts
+    ]
+    head = ["way", "median", "peak", "held", f"{baseline} / way", "answer"]
+    return Section(_TITLES[question], Table(head, rows), lines)
 
 
 def _agreement(facts: list[WayFacts]) -> list[str]:
@@ -70,9 +110,8 @@ def _agreement(facts: list[WayFacts]) -> list[str]:
     known = [gap for gap in gaps if gap is not None]
     if len(known) < 2:
         return []
-    return [
-        f"The {len(known)} ways marked same give the same gradients: max relative difference {fmt.number(max(known))}."
-    ]
+    noun, gap = answer_of(facts[0].question), fmt.number(max(known))
+    return [f"The {len(known)} ways marked same give the same {noun}: max relative difference {gap}."]
 
 
 def _successive(record: BenchRecord, question: str) -> Section:
@@ -155,6 +194,7 @@ _BUILDERS: dict[str, Callable[[BenchRecord, str], Section]] = {
     "successive": _successive,
     "cold": _cold,
     "growth": _growth,
+    **dict.fromkeys(KINDS, _kind),
 }
 
 

@@ -2,7 +2,7 @@
 
 from multiback.records import BenchRecord, Verdict, WayFacts
 from multiback.report import format as fmt
-from multiback.report.lookup import facts_of, find_way
+from multiback.report.lookup import answer_of, facts_of, find_way
 
 METRICS = {
     "peak_bytes": "peak memory",
@@ -30,6 +30,14 @@ def sentence(verdict: Verdict, record: BenchRecord) -> str:
     if verdict.metric != "seconds":
         return _memory(verdict, record)
     return f"{verdict.candidate} {_timed(verdict, record)}{_disturbed(verdict)}."
+
+
+def ratio(verdict: Verdict | None) -> str:
+    """A verdict's ratio with its interval, for a table; a dash where the two are not ranked."""
+    if verdict is None or verdict.outcome == "not-comparable" or verdict.ratio is None:
+        return "-"
+    spread = "" if verdict.interval is None else f" ({_pair(*verdict.interval)})"
+    return f"{fmt.times(verdict.ratio)}{spread}"
 
 
 def _timed(verdict: Verdict, record: BenchRecord) -> str:
@@ -78,20 +86,19 @@ def not_the_same(verdict: Verdict, record: BenchRecord) -> str:
     known = facts_of(record, verdict.question)
     named = [fact for side in sides for fact in known if fact.way == side or side.startswith(f"{fact.way}, ")]
     worst = next((fact for fact in named if not fact.comparable), None)
-    return "not the same gradients" if worst is None else difference(worst, record)
+    return f"not the same {answer_of(verdict.question)}" if worst is None else difference(worst, record)
 
 
 def difference(fact: WayFacts, record: BenchRecord) -> str:
     """How a way's gradients differ from the reference's."""
+    not_the_same = f"not the same {answer_of(fact.question)}"
     if fact.difference_from_reference is None:
-        return fact.note or "not the same gradients"
+        return fact.note or not_the_same
     if "not finite" in fact.note:
         return fact.note
     if fact.factor is not None:
-        return (
-            f"not the same gradients, {fmt.number(fact.factor)} times the others'{share_in_words(fact.factor, record)}"
-        )
-    text = f"not the same gradients (max relative difference {fmt.number(fact.difference_from_reference)})"
+        return f"{not_the_same}, {fmt.number(fact.factor)} times the others'{share_in_words(fact.factor, record)}"
+    text = f"{not_the_same} (max relative difference {fmt.number(fact.difference_from_reference)})"
     return f"{text}; {fact.note}" if fact.note else text
 
 
