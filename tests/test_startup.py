@@ -78,3 +78,15 @@ def test_every_public_name_exists():
     functions = {"backward", "bench", "each", "grad", "gram", "jac", "norms", "plan", "rows", "tune", "verify"}
     assert set(multiback.__all__) == {"__version__"} | classes | errors | functions
     assert all(getattr(multiback, name) is not None for name in multiback.__all__)
+
+
+def test_importing_the_engine_starts_no_threads():
+    code = (
+        "import os, torch\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "import multiback as mb\n"
+        "mb.backward, mb.jac, mb.rows, mb.gram, mb.verify\n"
+        "print(len(os.listdir('/proc/self/task')) - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "0"

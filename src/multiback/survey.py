@@ -11,8 +11,7 @@ from torch.autograd.graph import GradientEdge, Node
 from multiback import graph, rules
 from multiback.errors import RequestError
 from multiback.request import Differentiable, Request
-from multiback.rules.norms import REPEAT
-from multiback.rules.site import ACCUMULATE, CAST, TRANSPOSE, Site, Use
+from multiback.rules.site import ACCUMULATE, CAST, REPEAT, TRANSPOSE, Site, Use
 
 Pairs = list[tuple[Site, Use]]
 InEdges = dict[Node, list[tuple[Node | None, int]]]

@@ -84,7 +84,7 @@ def _uses_parameters(node: Any) -> bool:
     children = node.next_functions
     return (
         not children
-        or type(node) in _LAYERS
+        or type(node).__name__ in _LAYERS
         or any(child is not None and not child.next_functions for child, _ in children)
     )
 

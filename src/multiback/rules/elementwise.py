@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from multiback.rules.site import Site, Use, use_of
+from multiback.rules.site import REPEAT, Site, Use, use_of
 
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 ADD: Any = type((_LEAF + _LEAF).grad_fn)
 MUL: Any = type((_LEAF * _LEAF).grad_fn)
 EXPAND: Any = type(_LEAF.expand(2, 1).grad_fn)
-REPEAT: Any = type(_LEAF.repeat(2, 1).grad_fn)
-KINDS = (ADD, MUL, EXPAND, REPEAT)
+KINDS = tuple(kind.__name__ for kind in (ADD, MUL, EXPAND, REPEAT))
 
 
 class ElementwiseSite(Site):

@@ -13,6 +13,7 @@ from multiback import graph
 _LEAF = torch.zeros(1, 1, requires_grad=True)
 ACCUMULATE: Any = type(torch.autograd.graph.get_gradient_edge(_LEAF).node)
 TRANSPOSE: Any = type(_LEAF.t().grad_fn)
+REPEAT: Any = type(_LEAF.repeat(1, 1).grad_fn)
 CAST: Any = type(_LEAF.to(torch.float64).grad_fn)
 
 
