@@ -1,13 +1,13 @@
 """The engine's runs that methods are made of: one loss, a batch of losses, and freeing a graph."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
-from typing_extensions import override
+from typing_extensions import Self, override
 
 from multiback.request import Differentiable
 from multiback.survey import Survey
@@ -69,25 +69,24 @@ def reaching_batched(
     return heard.of(nodes, found), found[len(nodes) :]
 
 
-class _Listening:
-    """Prehooks on nodes for one traversal.
+class Hooked:
+    """Prehooks on nodes that act in one traversal alone: the one from `top`, whose node is our own.
 
-    The engine captures the gradient of an edge before tensor hooks where it goes on to run the node,
-    and after them where it does not. A node's own prehook comes after them, so what it hears counts;
-    a node that is not run has no prehook called, and then what was captured is right.
+    Foreign traversals of the same graph, such as in another thread, pass them by.
     """
 
-    def __init__(self, top: Tensor, nodes: Sequence[Node], batch: int | None) -> None:
-        self._batch = batch
+    def __init__(self) -> None:
         self._task: int | None = None
-        self._heard: dict[Node, Tensor] = {}
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def hook(self, top: Tensor, hooks: Iterable[tuple[Node, Callable[[tuple[Tensor | None, ...]], None]]]) -> None:
+        """Put the prehooks in place; leaving the context takes them away."""
         if top.grad_fn is None:
             raise AssertionError("the top is made by an operation")
         self._handles.append(top.grad_fn.register_prehook(self._begin))
-        self._handles += [node.register_prehook(functools.partial(self._hear, node)) for node in nodes]
+        self._handles += [node.register_prehook(functools.partial(self._call, act)) for node, act in hooks]
 
-    def __enter__(self) -> "_Listening":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -97,9 +96,28 @@ class _Listening:
     def _begin(self, _grads: object) -> None:
         self._task = torch._C._current_graph_task_id()
 
+    def _call(self, act: Callable[[tuple[Tensor | None, ...]], None], grads: tuple[Tensor | None, ...]) -> None:
+        if torch._C._current_graph_task_id() == self._task:
+            act(grads)
+
+
+class _Listening(Hooked):
+    """What reaches nodes in one traversal.
+
+    The engine captures the gradient of an edge before tensor hooks where it goes on to run the node,
+    and after them where it does not. A node's own prehook comes after them, so what it hears counts;
+    a node that is not run has no prehook called, and then what was captured is right.
+    """
+
+    def __init__(self, top: Tensor, nodes: Sequence[Node], batch: int | None) -> None:
+        super().__init__()
+        self._batch = batch
+        self._heard: dict[Node, Tensor] = {}
+        self.hook(top, [(node, functools.partial(self._hear, node)) for node in nodes])
+
     def _hear(self, node: Node, grads: tuple[Tensor | None, ...]) -> None:
         grad = grads[0]
-        if grad is None or torch._C._current_graph_task_id() != self._task:
+        if grad is None:
             return
         if self._batch is not None:  # inside torch's batching, whose only level here is the first
             grad = torch._remove_batch_dim(grad, 1, self._batch, 0)

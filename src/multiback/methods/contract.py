@@ -25,6 +25,7 @@ from multiback.request import SumRequest
 from multiback.rules import linear
 from multiback.rules.linear import LinearSite
 from multiback.survey import all_uses
+from multiback.traversals import Hooked
 
 # Measured: below, the walk and the hooks cost more than the temporary; above, conv and many rows
 # are bound by arithmetic. See DESIGN in docs/design.md.
@@ -86,48 +87,29 @@ def prepare(request: SumRequest, *, any_size: bool = False) -> Prepared | str:
 
 def run(request: SumRequest, prepared: Prepared) -> None:
     """One traversal; on an error every hook is removed and `.grad` is as plain backward would leave it."""
-    traversal = _Traversal(prepared.sites, overwrite=request.overwrite)
     roots = request.roots()
     # a node of our own on top tells this traversal from others of the same graph
     root = roots[0].clone() if len(roots) == 1 else torch.stack([root.reshape(()) for root in roots]).sum()
     inputs: list[Any] = [GradientEdge(site.node, 0) for site in prepared.sites]
     overwriting = Overwriting(prepared.ordinary if request.overwrite else [])
-    with overwriting, traversal.hooked(root):
+    with overwriting, _Traversal(prepared.sites, root, overwrite=request.overwrite) as traversal:
         torch.autograd.backward(root, inputs=[*inputs, *prepared.ordinary])
     traversal.settle()
 
 
-class _Traversal:
-    """The hooks of one traversal."""
+class _Traversal(Hooked):
+    """The traversal in which sites add to their weights' `.grad`."""
 
-    def __init__(self, sites: Sequence[LinearSite], *, overwrite: bool) -> None:
+    def __init__(self, sites: Sequence[LinearSite], root: Tensor, *, overwrite: bool) -> None:
+        super().__init__()
         self._sites = sites
         self._overwrite = overwrite
-        self._task: int | None = None
         self._written: set[int] = set()
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
-
-    def hooked(self, root: Tensor) -> "_Traversal":
-        """Put the hooks in place; use the result as a context manager."""
-        if root.grad_fn is None:
-            raise AssertionError("the root is made by an operation")
-        self._handles.append(root.grad_fn.register_prehook(self._begin))
-        self._handles += [site.node.register_prehook(functools.partial(self._contract, site)) for site in self._sites]
-        return self
-
-    def __enter__(self) -> "_Traversal":
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        for handle in self._handles:
-            handle.remove()
-
-    def _begin(self, _grads: object) -> None:
-        self._task = torch._C._current_graph_task_id()
+        self.hook(root, [(site.node, functools.partial(self._contract, site)) for site in sites])
 
     def _contract(self, site: LinearSite, grads: tuple[Tensor | None, ...]) -> None:
         cotangent = grads[0]
-        if cotangent is None or torch._C._current_graph_task_id() != self._task:
+        if cotangent is None:
             return
         weight = site.weight
         with torch.no_grad():
