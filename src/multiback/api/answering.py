@@ -3,20 +3,20 @@
 import warnings
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
 
 import msgspec
 import torch
 
 from multiback import graph, traversals
 from multiback.errors import CoupledRowsWarning, FreedGraphError, RequestError
-from multiback.independence import Independence, Mode, assess, mixes_rows
+from multiback.independence import Independence, Mode, Traverse, assess, mixes_rows
 from multiback.methods import METHODS, failures
 from multiback.methods.base import Work
 from multiback.methods.columns import Columns
 from multiback.methods.partition import Partition
+from multiback.methods.plain import UNBATCHED
 from multiback.planner import LARGE_BYTES, Facts, Kind, Offer, Plan, bytes_of, choose, preference
 from multiback.request import Request
 from multiback.rules.site import Site
@@ -37,13 +37,13 @@ class Options:
     chunk: int | None = None
     budget: int | str | None = None
     method: str | Plan = "auto"
-    traverse: Literal["always", "likely", "never"] = "likely"
+    traverse: Traverse = "likely"
     returned: bool = True
     reuse: bool = False
     explained: bool = False
 
-    def checked(self) -> "Options":
-        """RequestError for what breaks a rule; the budget as bytes."""
+    def check(self) -> None:
+        """RequestError for what breaks a rule."""
         if self.independence not in MODES:
             raise RequestError(
                 f"independence: must be one of {', '.join(MODES)}; got {self.independence!r}. Choose one of these."
@@ -52,7 +52,6 @@ class Options:
             raise RequestError(f"chunk: must be a positive whole number of losses; got {self.chunk!r}. Leave it out.")
         if not isinstance(self.method, (str, Plan)):
             raise RequestError(f"method: must be a name or a Plan; got {type(self.method).__name__}. Use mb.plan's.")
-        return replace(self, budget=bytes_of(self.budget))
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +60,6 @@ class Prepared:
 
     work: Work
     plans: list[Plan]
-    kind: Kind
 
 
 def looked_at(request: Request) -> Survey:
@@ -81,21 +79,23 @@ def looked_at(request: Request) -> Survey:
 
 def prepare(request: Request, kind: Kind, options: Options) -> Prepared:
     """Look at the graph and decide; runs the certificate's traversals at most, and keeps the graph."""
-    options = options.checked()
+    options.check()
+    budget = bytes_of(options.budget)
     with freed_graphs_named():
         seen = looked_at(request)
         mode: Mode = "off" if request.create_graph else options.independence
         independence = assess(seen, mode, _how_far(kind, options))
     work = Work(seen, independence)
-    found = independence
-    owned = [] if not (found.sites or found.rows) else [n for n in seen.reached if Partition.covers(work, n)]
+    owned = (
+        [] if not (independence.sites or independence.rows) else [n for n in seen.reached if Partition.covers(work, n)]
+    )
     facts = _facts(work, kind, options, owned)
-    plans = choose(facts, _offers(facts), method=options.method, chunk=options.chunk, budget=bytes_of(options.budget))
+    plans = choose(facts, _offers(facts), method=options.method, chunk=options.chunk, budget=budget)
     plans = [msgspec.structs.replace(plan, coupling=independence.coupling) for plan in plans]
-    return Prepared(work, plans, kind)
+    return Prepared(work, plans)
 
 
-def _how_far(kind: Kind, options: Options) -> Literal["always", "likely", "never"]:
+def _how_far(kind: Kind, options: Options) -> Traverse:
     """`rows` needs to know; others look only where it may pay, and not where another method is asked for."""
     name = options.method.method if isinstance(options.method, Plan) else options.method
     if kind == "rows" or name == "partition":
@@ -154,19 +154,6 @@ def _facts(work: Work, kind: Kind, options: Options, owned: list[int]) -> Facts:
         unbatched=unbatched,
         failed=failures.known(seen),
     )
-
-
-# Nodes whose backward has no batching rule in the batching that `is_grads_batched` uses: torch runs
-# them once per loss and stacks the results, which costs more than a traversal per loss.
-UNBATCHED = frozenset(
-    f"{name}Backward0"
-    for name in (
-        *("Convolution", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Embedding", "EmbeddingBag"),
-        *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "Gelu", "NllLoss", "NllLoss2D"),
-        *("ScaledDotProductEfficientAttention", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D"),
-        *("AdaptiveAvgPool2D", "Softmax", "LogSoftmax", "MkldnnRnnLayer"),
-    )
-)
 
 
 def columns(prepared: Prepared) -> Iterator[Columns]:
@@ -248,6 +235,3 @@ def warn_of_coupling(independence: Independence, names: list[str]) -> None:
         ),
         stacklevel=4,
     )
-
-
-__all__ = ["Options", "Prepared", "columns", "freed_graphs_named", "prepare", "warn_of_coupling"]

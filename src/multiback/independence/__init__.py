@@ -217,4 +217,4 @@ def _coupling(survey: Survey, locality: Locality | None) -> str:
     return found
 
 
-__all__ = ["Cyclic", "Independence", "Mode", "Named", "Owners", "assess", "mixes_rows"]
+__all__ = ["Cyclic", "Independence", "Mode", "Named", "Owners", "Traverse", "assess", "mixes_rows"]

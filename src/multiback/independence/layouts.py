@@ -107,10 +107,6 @@ class Step:
             for shape in self.inputs
         ]
 
-    def output(self, number: int = 0) -> Shape:
-        """Shape of an output."""
-        return self.outputs[number]
-
     def located(self, number: int = 0) -> tuple[int, int] | None:
         """Axis and `inner` within it, in an output."""
         layout = self.arriving.get(number)
@@ -119,13 +115,13 @@ class Step:
     def same_axis(self, number: int, axis: int, within: int, output: int = 0) -> State:
         """The layout of an input whose axis is the output's; mixed where their sizes differ."""
         shape = self.inputs[number]
-        if axis >= len(shape) or shape[axis] != self.output(output)[axis]:
+        if axis >= len(shape) or shape[axis] != self.outputs[output][axis]:
             return Mixed(self.name)
         return place(shape, axis, within)
 
     def broadcast(self, number: int, axis: int, within: int) -> State:
         """The layout of an input that was broadcast to the output; shared where it has no rows."""
-        shape, output = self.inputs[number], self.output()
+        shape, output = self.inputs[number], self.outputs[0]
         own = axis - (len(output) - len(shape))
         if own < 0 or shape[own] != output[axis]:
             return SHARED

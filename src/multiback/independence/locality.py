@@ -31,7 +31,6 @@ class Locality:
     """
 
     states: dict[Node, Arrived]
-    rows: int
     coupling: str
     dense: bool = False
 
@@ -64,7 +63,7 @@ def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = 
             if child is None:
                 continue
             if child in passed:  # made by several threads, whose orders do not compare
-                return Locality({}, rows, node.name())
+                return Locality({}, node.name())
             arrived = states.get(child)
             if arrived is None:
                 arrived = states.setdefault(child, {})
@@ -76,7 +75,7 @@ def prove(root: Node, output: int, rows: int, *, inner: int = 1, assume: bool = 
                 apart.add(child)
             elif type(now) is Mixed and not coupling:
                 coupling = now.where
-    return Locality(states, rows, coupling, dense=dense and not coupling)
+    return Locality(states, coupling, dense=dense and not coupling)
 
 
 def _uses_parameters(node: Any) -> bool:

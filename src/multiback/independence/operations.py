@@ -37,18 +37,18 @@ def _permuted(step: Step, order: list[int]) -> list[State]:
 
 
 def _transpose(step: Step) -> list[State]:
-    order = list(range(len(step.output())))
+    order = list(range(len(step.outputs[0])))
     first, second = (_axis(dim, len(order)) for dim in (step.node._saved_dim0, step.node._saved_dim1))
     order[first], order[second] = order[second], order[first]
     return _permuted(step, order)
 
 
 def _t(step: Step) -> list[State]:
-    return _permuted(step, [1, 0] if len(step.output()) == 2 else [0])
+    return _permuted(step, [1, 0] if len(step.outputs[0]) == 2 else [0])
 
 
 def _permute(step: Step) -> list[State]:
-    ndim = len(step.output())
+    ndim = len(step.outputs[0])
     return _permuted(step, [_axis(dim, ndim) for dim in step.node._saved_dims])
 
 
@@ -60,7 +60,7 @@ def _axis(dim: int, ndim: int) -> int:
 def _along(step: Step) -> list[State]:
     """Softmax, cumulative sums and their like: rows stay apart along another axis than theirs."""
     found = step.located()
-    if found is None or found[0] == _axis(step.node._saved_dim, len(step.output())):
+    if found is None or found[0] == _axis(step.node._saved_dim, len(step.outputs[0])):
         return step.mixed
     return [step.same_axis(0, *found), *(SHARED for _ in step.inputs[1:])]
 
@@ -75,7 +75,7 @@ def _reduction(step: Step) -> list[State]:
     dims = saved if isinstance(saved, (tuple, list)) else (saved,)
     reduced = {_axis(dim, len(shape)) for dim in dims} or set(range(len(shape)))
     axis, within = found
-    if len(step.output()) != len(shape):
+    if len(step.outputs[0]) != len(shape):
         left = [dim for dim in range(len(shape)) if dim not in reduced]
         if axis >= len(left):
             return step.mixed
@@ -109,14 +109,14 @@ def _agreeing(step: Step, input_axis: Callable[[int], int | None]) -> list[State
 
 def _cat(step: Step) -> list[State]:
     found = step.located()
-    if found is None or found[0] == _axis(step.node._saved_dim, len(step.output())):
+    if found is None or found[0] == _axis(step.node._saved_dim, len(step.outputs[0])):
         return step.mixed
     return [step.same_axis(number, *found) for number in range(len(step.inputs))]
 
 
 def _stack(step: Step) -> list[State]:
     found = step.located()
-    dim = _axis(step.node._saved_dim, len(step.output()))
+    dim = _axis(step.node._saved_dim, len(step.outputs[0]))
     if found is None or found[0] == dim:
         return step.mixed
     axis, within = found
@@ -130,7 +130,7 @@ def _product(step: Step, first: int) -> list[State]:
         return step.mixed
     axis, within = found
     left, right = step.inputs[first], step.inputs[first + 1]
-    output = step.output()
+    output = step.outputs[0]
     states: list[State] = [step.broadcast(number, axis, within) for number in range(first)]
     if axis < len(output) - 2:  # the dimension of the batch of products
         return [*states, place(left, axis, within), place(right, axis, within)]
@@ -142,7 +142,7 @@ def _product(step: Step, first: int) -> list[State]:
 def _normalised(step: Step) -> list[State]:
     """Layer norm: what is normalised together is one row's."""
     found = step.located()
-    if found is None or found[0] >= len(step.output()) - len(step.node._saved_normalized_shape):
+    if found is None or found[0] >= len(step.outputs[0]) - len(step.node._saved_normalized_shape):
         return step.mixed
     return [step.same_axis(0, *found), SHARED, SHARED]
 
@@ -167,7 +167,7 @@ def _spatial(step: Step) -> list[State]:
     """Pooling, padding and resizing act on the last dimensions."""
     dimensions = next((int(digit) for digit in "123" if f"{digit}D" in step.name or f"{digit}d" in step.name), 3)
     found = step.located()
-    if found is None or found[0] >= len(step.output()) - dimensions:
+    if found is None or found[0] >= len(step.outputs[0]) - dimensions:
         return step.mixed
     return [step.same_axis(0, *found)]
 
@@ -180,7 +180,7 @@ def _padded(step: Step) -> list[State]:
 def _looked_up(step: Step) -> list[State]:
     """Indexing along one dimension by something that needs no gradient."""
     found = step.located()
-    if found is None or found[0] == _axis(step.node._saved_dim, len(step.output())):
+    if found is None or found[0] == _axis(step.node._saved_dim, len(step.outputs[0])):
         return step.mixed
     return [step.same_axis(0, *found)]
 
@@ -188,7 +188,7 @@ def _looked_up(step: Step) -> list[State]:
 def _attention(step: Step) -> list[State]:
     """Queries, keys and values [B, heads, length, width]: rows in the first two dimensions."""
     found = step.located()
-    if found is None or found[0] > len(step.output()) - 3:
+    if found is None or found[0] > len(step.outputs[0]) - 3:
         return step.mixed
     axis, within = found
     states: list[State] = [step.same_axis(number, axis, within) for number in range(3)]

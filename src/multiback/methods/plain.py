@@ -11,6 +11,18 @@ from multiback.methods.base import Method, Work, dense, placed, ranges
 from multiback.methods.columns import Columns
 from multiback.planner import Facts
 
+# Nodes whose backward has no batching rule in the batching that `is_grads_batched` uses: torch runs
+# them once per loss and stacks the results, which costs more than a traversal per loss.
+UNBATCHED = frozenset(
+    f"{name}Backward0"
+    for name in (
+        *("Convolution", "NativeBatchNorm", "NativeLayerNorm", "NativeGroupNorm", "Embedding", "EmbeddingBag"),
+        *("ScaledDotProductFlashAttentionForCpu", "ScaledDotProductFlashAttention", "Gelu", "NllLoss", "NllLoss2D"),
+        *("ScaledDotProductEfficientAttention", "MaxPool2DWithIndices", "MaxPool3DWithIndices", "AvgPool2D"),
+        *("AdaptiveAvgPool2D", "Softmax", "LogSoftmax", "MkldnnRnnLayer"),
+    )
+)
+
 
 class Loop(Method):
     """A traversal per loss: the slow reference, right wherever torch is."""

@@ -89,10 +89,6 @@ class Site(ABC):
                 return False
         return True
 
-    def freed(self) -> bool:
-        """Whether a traversal has freed what `saved` would read."""
-        return any(getattr(self.node, name).data is None for name in self.raw_names)
-
     def split(self, cotangent: Tensor) -> Tensor:
         """Leading dimensions kept, the output's own cut to [units, *rest]."""
         return cotangent.reshape(*cotangent.shape[: cotangent.ndim - len(self.shape)], self.units, *self._rest())
