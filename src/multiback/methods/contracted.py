@@ -17,6 +17,8 @@ from multiback.request import Differentiable
 from multiback.rules.site import Use
 from multiback.survey import Cover, Pairs
 
+Saved = dict[Node, Tensor | None]
+
 
 class Contract(Method):
     """A traversal per loss up to the layers, whose parameters' gradients follow from what reached them."""
@@ -39,22 +41,22 @@ class Contract(Method):
 
     @override
     def columns(self, work: Work, numbers: list[int], chunk: int) -> Iterator[Columns]:
-        losses = work.request.scalars()
+        losses, saved = work.request.scalars(), _read(work)
         for start, stop in ranges(work.request.count, chunk):
-            yield self._chunk(work, numbers, losses, start, stop)
+            yield self._chunk(work, numbers, losses, (start, stop), saved)
 
     @staticmethod
-    def _chunk(work: Work, numbers: list[int], losses: list[Tensor], start: int, stop: int) -> Columns:
+    def _chunk(work: Work, numbers: list[int], losses: list[Tensor], chunk: tuple[int, int], saved: Saved) -> Columns:
         """A chunk in a frame of its own, which holds nothing once the chunk has been given away."""
+        start, stop = chunk
         nodes, given, _ = _wanted(work, numbers)
-        saved = _read(work) if stop == work.request.count else None
         found: list[Tensor | None] = [None] * (len(nodes) + len(given))
         keep = True
         for place, loss in enumerate(losses[start:stop]):
             keep = work.keeps(start + place + 1) or work.below(numbers)
             reached, others = traversals.reaching(loss, nodes, given, retain_graph=keep)
             _stack(found, [*reached, *others], place, stop - start)
-        columns = _contracted(work, numbers, (start, stop), found, saved)
+        columns = _contracted(work, numbers, chunk, found, saved)
         work.ready(stop, kept=keep)
         return columns
 
@@ -74,18 +76,18 @@ class ContractBatched(Contract):
 
     @override
     def columns(self, work: Work, numbers: list[int], chunk: int) -> Iterator[Columns]:
-        losses = work.request.vector()
+        losses, saved = work.request.vector(), _read(work)
         for start, stop in ranges(work.request.count, chunk):
-            yield self._batch(work, numbers, losses, start, stop)
+            yield self._batch(work, numbers, losses, (start, stop), saved)
 
     @staticmethod
-    def _batch(work: Work, numbers: list[int], losses: Tensor, start: int, stop: int) -> Columns:
+    def _batch(work: Work, numbers: list[int], losses: Tensor, chunk: tuple[int, int], saved: Saved) -> Columns:
+        start, stop = chunk
         nodes, given, _ = _wanted(work, numbers)
-        saved = _read(work)
         keep = work.keeps(stop) or not failures.proven(work.survey) or work.below(numbers)
         reached, others = traversals.reaching_batched(losses, start, stop, nodes, given, retain_graph=keep)
         failures.prove(work.survey)
-        columns = _contracted(work, numbers, (start, stop), [*reached, *others], saved)
+        columns = _contracted(work, numbers, chunk, [*reached, *others], saved)
         work.ready(stop, kept=keep)
         return columns
 
@@ -106,8 +108,8 @@ def _wanted(work: Work, numbers: list[int]) -> tuple[list[Node], list[Differenti
     return [site.node for site in work.survey.sites], [work.request.targets[n].given for n in ordinary], ordinary
 
 
-def _read(work: Work) -> dict[Node, Tensor | None]:
-    """What the sites saved, read before a traversal frees it."""
+def _read(work: Work) -> Saved:
+    """What the sites saved, read once and before a traversal frees it."""
     return {site.node: site.read() for site in work.survey.sites}
 
 
@@ -130,11 +132,10 @@ def _contracted(
     numbers: list[int],
     losses: tuple[int, int],
     found: list[Tensor | None],
-    saved: dict[Node, Tensor | None] | None,
+    saved: Saved,
 ) -> Columns:
     """Columns of a chunk of losses from what reached the sites, [c, ...] each."""
     survey = work.survey
-    saved = _read(work) if saved is None else saved
     cut = len(survey.sites)
     contractions = {
         site.node: Contraction(site, site.split(cotangent), saved[site.node], None, losses[1] - losses[0])
