@@ -6,7 +6,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from multiback.benching.agreement import gap_between
+from multiback.measure.agreement import gap_between
 
 # A gradient that is zero but for rounding is judged by the size of all gradients together.
 FLOOR = 1e-6

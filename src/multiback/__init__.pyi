@@ -13,10 +13,17 @@ from .api.samples import rows as rows
 from .benching.entry import Result as Result
 from .benching.entry import bench as bench
 from .benching.problems import Problem as Problem
+from .cuts.deferred import DeferredCut as DeferredCut
+from .cuts.existing import Cut as Cut
+from .cuts.making import cut as cut
+from .cuts.row_gradient import RowGradient as RowGradient
 from .errors import CoupledRowsWarning as CoupledRowsWarning
+from .errors import ForgottenBackwardWarning as ForgottenBackwardWarning
 from .errors import FreedGraphError as FreedGraphError
 from .errors import InputError as InputError
 from .errors import MultibackError as MultibackError
+from .errors import RecomputationError as RecomputationError
 from .errors import RequestError as RequestError
+from .errors import StaleForwardError as StaleForwardError
 from .errors import WorkerError as WorkerError
 from .planner import Plan as Plan

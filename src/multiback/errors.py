@@ -6,7 +6,9 @@
     ├── InputError            bad use or bad input: exit code 2
     │   ├── OptionError       an option or argument breaks its rule
     │   ├── RequestError      losses, weights, wrt or method of a gradient request break a rule
-    │   │   └── FreedGraphError   the losses' graph has been freed; also a RuntimeError, as autograd's own
+    │   │   ├── FreedGraphError     the losses' graph has been freed; also a RuntimeError, as autograd's own
+    │   │   ├── StaleForwardError   parameters or data have changed since the forward; also a RuntimeError
+    │   │   └── RecomputationError  a forward that is run again gives another output; also a RuntimeError
     │   ├── TargetError       the target cannot be found, loaded or trusted
     │   ├── ProblemError      the target loads, but its model, data or losses break a rule
     │   ├── OutputError       an output file cannot be written
@@ -14,7 +16,8 @@
     └── WorkerError           a measuring process ended without an answer
 
     UserWarning
-    └── CoupledRowsWarning    a loss depends on other rows than its own
+    ├── CoupledRowsWarning          a loss depends on other rows than its own
+    └── ForgottenBackwardWarning    a cut ends with gradient that never reached the model
 
 Messages are one sentence: which argument, the rule, what was got, the remedy.
 """
@@ -44,6 +47,18 @@ class RequestError(InputError):
 
 class FreedGraphError(RequestError, RuntimeError):
     """The losses' graph has been freed by an earlier traversal."""
+
+
+class StaleForwardError(RequestError, RuntimeError):
+    """Parameters, buffers or data have changed since the forward whose gradient is asked for."""
+
+
+class RecomputationError(RequestError, RuntimeError):
+    """A forward that is run again for its gradient gives another output than at first."""
+
+
+class ForgottenBackwardWarning(UserWarning):
+    """A cut ends with gradient on its value that never reached the model."""
 
 
 class CoupledRowsWarning(UserWarning):

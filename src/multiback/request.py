@@ -17,6 +17,7 @@ Bare: TypeAlias = Differentiable
 Named: TypeAlias = nn.Module | Mapping[str, Differentiable]
 Wrt: TypeAlias = nn.Module | Differentiable | Mapping[str, Differentiable] | Iterable[Differentiable]
 Weights: TypeAlias = Tensor | Sequence[float]
+Structure: TypeAlias = Literal["bare", "tuple", "dict"]
 Dim0: TypeAlias = Mapping[str | int, Literal["rows", "shared"]]
 
 
@@ -95,7 +96,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
     losses: tuple[Tensor, ...]
     repeats: tuple[int, ...] | None
     targets: tuple[Target, ...]
-    structure: Literal["bare", "tuple", "dict"]
+    structure: Structure
     retain_graph: bool
     create_graph: bool = False
 
@@ -142,11 +143,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
     def mirrored(self, answers: Sequence[Any]) -> Any:
         """One answer per target, in the structure of `wrt`."""
-        if self.structure == "bare":
-            return answers[0]
-        if self.structure == "tuple":
-            return tuple(answers)
-        return {target.key: answer for target, answer in zip(self.targets, answers, strict=True)}
+        return mirrored(self.structure, self.targets, answers)
 
 
 def request(
@@ -164,7 +161,7 @@ def request(
     """
     checked = _losses(losses)
     distinct, repeats = _distinct(checked)
-    targets, structure = _targets(wrt)
+    targets, structure = targets_of(wrt)
     if rows:
         targets = _with_rows(targets, repeats, checked, dim0)
     return Request(distinct, repeats, targets, structure, retain_graph, create_graph)
@@ -191,7 +188,17 @@ def _distinct(losses: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int
     return tuple(distinct), None if len(distinct) == len(losses) else tuple(places)
 
 
-def _targets(wrt: Wrt) -> tuple[tuple[Target, ...], Literal["bare", "tuple", "dict"]]:
+def mirrored(structure: Structure, targets: Sequence[Target], answers: Sequence[Any]) -> Any:
+    """One answer per target, in the structure of the `wrt` that they came from."""
+    if structure == "bare":
+        return answers[0]
+    if structure == "tuple":
+        return tuple(answers)
+    return {target.key: answer for target, answer in zip(targets, answers, strict=True)}
+
+
+def targets_of(wrt: Wrt) -> tuple[tuple[Target, ...], Structure]:
+    """What `wrt` names, checked, and its structure."""
     if isinstance(wrt, (Tensor, GradientEdge)):
         return (_target("wrt", 0, wrt),), "bare"
     if isinstance(wrt, nn.Module):

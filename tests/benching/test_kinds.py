@@ -11,13 +11,13 @@ from torch import nn
 
 from multiback import records
 from multiback.benching import examining, kinds, peers, questions
-from multiback.benching.agreement import gap_between
 from multiback.benching.bound import Bound
 from multiback.benching.names import KINDS, WAYS
 from multiback.benching.problems import Problem
 from multiback.benching.protocol import Act, Examine, Source
 from multiback.benching.ways import way_of
 from multiback.errors import ProblemError
+from multiback.measure.agreement import gap_between
 from multiback.records import ProblemFacts
 
 SOURCE = Source(target="test")

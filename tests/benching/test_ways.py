@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from multiback.benching.agreement import difference_between
 from multiback.benching.bound import Bound
 from multiback.benching.names import WAYS
 from multiback.benching.problems import Problem, build_preset, tutorial_net
 from multiback.benching.questions import GROWTH_STEPS
 from multiback.benching.ways import way_of, ways_of
+from multiback.measure.agreement import difference_between
 
 POLICIES = ("none", "accumulate", "prealloc")
 PROBLEMS = {

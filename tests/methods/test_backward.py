@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 import multiback as mb
 from multiback import graph
-from multiback.benching.agreement import difference_between, gap_between, tolerance_of
+from multiback.measure.agreement import difference_between, gap_between, tolerance_of
 from multiback.methods import SUM_METHODS, contract
 from multiback.rules import linear
 

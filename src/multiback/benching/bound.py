@@ -1,19 +1,18 @@
 """A problem bound to this process: forward, losses, gradients, and everything put back after a run."""
 
 import copy
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from multiback.benching.nested import dense, fresh, map_tensors, named_tensors, tensors_in
 from multiback.benching.problems import Problem
 from multiback.errors import ProblemError
+from multiback.nested import called, dense, fresh, map_tensors, named_tensors, tensors_in
 from multiback.records import Grads
+from multiback.states import Randomness
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _SMALL_STATE = 1 << 20
@@ -45,7 +44,7 @@ class Bound:
         self._versions = [tensor._version for tensor in self._state]
         # writes through .data leave no trace in the version; small states are compared in full
         self._small = sum(tensor.numel() for tensor in self._state) <= _SMALL_STATE
-        self._random = _random_state()
+        self._random = Randomness.read()
         self.data: Any = None
         self.returned: Callable[[], list[Tensor]] | None = None
         self.kept: dict[str, Any] = {}
@@ -84,7 +83,7 @@ class Bound:
                 if written or (self._small and not torch.equal(tensor, saved)):
                     tensor.detach().copy_(saved)
                     self._versions[index] = tensor._version
-        _restore_random_state(self._random)
+        self._random.restore()
 
     def in_float64(self) -> "Bound":
         """A copy of the problem in float64, in which rounding is told from a difference.
@@ -116,12 +115,7 @@ class Bound:
 
     def forward(self, data: Any = None, model: Callable[..., Any] | None = None) -> Any:
         """The output on this run's data, or on `data`; by a copy of the model where one is given."""
-        given, model = self.data if data is None else data, model or self.model
-        if isinstance(given, Mapping):
-            return model(**given)
-        if isinstance(given, (tuple, list)):
-            return model(*given)
-        return model(given)
+        return called(model or self.model, self.data if data is None else data)
 
     def losses(self, output: Any) -> list[Tensor]:
         """All K scalar losses, in order."""
@@ -330,13 +324,3 @@ def _restore_attributes(module: nn.Module, attributes: dict[str, tuple[Any, Any]
         elif isinstance(value, dict) and value.keys() | kept.keys():
             value.clear()
             value.update(kept)
-
-
-def _random_state() -> tuple[Tensor, object, dict[str, Any]]:
-    return torch.get_rng_state(), random.getstate(), np.random.get_state(legacy=False)
-
-
-def _restore_random_state(state: tuple[Tensor, Any, dict[str, Any]]) -> None:
-    torch.set_rng_state(state[0])
-    random.setstate(state[1])
-    np.random.set_state(state[2])

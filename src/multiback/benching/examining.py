@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from multiback.benching import kinds
-from multiback.benching.agreement import FLOAT64_FLOOR, Compared, gap_between
 from multiback.benching.bound import Bound
 from multiback.benching.names import KINDS
 from multiback.benching.protocol import Act, Examine, Examined, Source
@@ -21,6 +20,7 @@ from multiback.benching.watching import Seen, watched
 from multiback.benching.ways import Calls, Way, way_of
 from multiback.errors import ProblemError
 from multiback.measure import clock, memory, verdicts
+from multiback.measure.agreement import FLOAT64_FLOOR, Compared, gap_between
 from multiback.methods import contract
 from multiback.records import Growth, GrowthStep, ProblemFacts, WayFacts
 

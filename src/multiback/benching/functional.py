@@ -8,8 +8,8 @@ from torch.func import functional_call, grad, jacrev, vmap
 from typing_extensions import override
 
 from multiback.benching.bound import Bound
-from multiback.benching.nested import map_tensors, tensors_in
 from multiback.errors import ProblemError
+from multiback.nested import map_tensors, tensors_in
 
 _Values = dict[str, Tensor]
 

@@ -16,9 +16,9 @@ from multiback.api import gradients, products, samples
 from multiback.benching import functional, peers
 from multiback.benching.bound import Bound
 from multiback.benching.names import KINDS
-from multiback.benching.nested import dense
 from multiback.benching.targets import first_line
 from multiback.errors import MultibackError, ProblemError
+from multiback.nested import dense
 from multiback.records import Grads
 
 Calls = Generator[Callable[[], object], None, None]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from multiback.benching.bound import Bound
-from multiback.benching.nested import map_tensors
 from multiback.benching.targets import first_line
 from multiback.errors import ProblemError
+from multiback.nested import map_tensors
 
 _MODULES: dict[str, tuple[str, ...]] = {
     "TorchJD": ("torchjd.autojac", "torchjd.autogram"),

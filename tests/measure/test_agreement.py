@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiback.benching.agreement import FLOAT64_FLOOR, difference_between, factor_between, gap_between, tolerance_of
+from multiback.measure.agreement import FLOAT64_FLOOR, difference_between, factor_between, gap_between, tolerance_of
 
 ONES = [torch.ones(3), torch.ones(2)]
 

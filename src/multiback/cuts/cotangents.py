@@ -1,0 +1,86 @@
+"""From losses on stand-ins to their cotangents: what each brings to the stand-ins, and directly to `wrt`."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+
+import torch
+from torch import Tensor
+
+from multiback import graph, traversals
+from multiback.api.answering import freed_graphs_named
+from multiback.api.gradients import jac
+from multiback.errors import RequestError
+from multiback.nested import dense
+from multiback.request import Losses, Target, request
+
+
+@dataclass(frozen=True, eq=False)
+class Cotangents:
+    """d loss / d stand-in for every stand-in, and d loss / d target by ways that avoid them; None where none."""
+
+    values: list[Tensor | None]
+    direct: list[Tensor | None]
+
+
+def cotangents_of(
+    losses: Losses, leaves: Sequence[Tensor], targets: Sequence[Target], *, retain_graph: bool
+) -> Iterator[Cotangents]:
+    """One by one, each by a traversal of the losses' own graph, which is freed by the last one."""
+    wanted = [*leaves, *(target.given for target in targets)]
+    asked = request(losses, wanted, retain_graph=retain_graph)
+    scalars = asked.scalars()
+    found: list[Cotangents] = []
+    for number, scalar in enumerate(scalars):
+        keep = retain_graph or number + 1 < len(scalars)
+        with freed_graphs_named():
+            got = traversals.plain(scalar, wanted, retain_graph=keep)
+        values = [None if one is None else dense(one) for one in got[: len(leaves)]]
+        if all(one is None for one in values):
+            raise RequestError(
+                f"losses: must be computed from cut.value; loss {number} does not depend on it. Use cut.value, or a "
+                "slice of it, in place of the model's output."
+            )
+        found.append(Cotangents(values, got[len(leaves) :]))
+    places = range(len(found)) if asked.repeats is None else asked.repeats
+    return (found[place] for place in places)
+
+
+def root_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> Tensor:
+    """A scalar on the outputs' graphs whose gradient at each output is its cotangent, bit for bit.
+
+    (Passing cotangents to the engine would say the same, but its first use in a process imports sympy.)
+    """
+    with torch.enable_grad():
+        parts = [
+            (output * cotangent.to(output.device).conj()).real.sum()
+            if output.is_complex()
+            else (output * cotangent.to(output.device)).sum()
+            for output, cotangent in zip(outputs, cotangents, strict=True)
+            if cotangent is not None and output.requires_grad
+        ]
+        return reduce(add, [part.to(parts[0].device, parts[0].dtype) for part in parts])
+
+
+def gradients_of(
+    roots: Sequence[Tensor], targets: Sequence[Target], *, retain_graph: bool
+) -> list[list[Tensor | None]]:
+    """By root, the gradient of each target; None where nothing can arrive."""
+    found: list[list[Tensor | None]] = [[None] * len(targets) for _ in roots]
+    if len(roots) == 1:
+        return [traversals.plain(roots[0], [target.given for target in targets], retain_graph=retain_graph)]
+    nodes = set(graph.walk(graph.roots_of(roots)))
+    places = [place for place, target in enumerate(targets) if target.edge.node in nodes]
+    if places:
+        columns = jac(roots, [targets[place].given for place in places], retain_graph=retain_graph)
+        for place, column in zip(places, columns, strict=True):
+            for row, gradient in zip(found, column, strict=True):
+                row[place] = gradient
+    return found
+
+
+def summed(parts: Sequence[Tensor | None], zeros: Callable[[], Tensor]) -> Tensor:
+    """The sum of what is there, as a new tensor of its own where more than one is; zeros where nothing is."""
+    there = [part for part in parts if part is not None]
+    return reduce(add, there) if there else zeros()

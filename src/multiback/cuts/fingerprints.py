@@ -1,0 +1,90 @@
+"""Fingerprints of tensors' bits, by which a later change is seen, also one through `.data`.
+
+A fingerprint is a sum of the bits as 64-bit words, modulo 2^64, in buckets by position and weighted
+by bucket: no order of summation changes it, and one read of the tensor is all it costs.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+_ROW_BUCKETS, _LARGE_BUCKETS = 61, 4093  # primes: a permutation of aligned rows moves words between buckets
+_LARGE = 1 << 16
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+@functools.cache
+def _weights(count: int) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) | 1
+
+
+def _words(rows: Tensor) -> Tensor:
+    """[B, n] of any plain dtype as [B, m] 64-bit words."""
+    rows = rows.contiguous()
+    if rows.shape[1] * rows.element_size() % 8 == 0 and rows.data_ptr() % 8 == 0:
+        return rows.view(torch.int64)
+    if rows.element_size() == 16:
+        return torch.view_as_real(rows).reshape(rows.shape[0], -1).view(torch.int64)
+    return rows.view(_WORDS[rows.element_size()]).to(torch.int64)
+
+
+def of_rows(tensor: Tensor) -> Tensor:
+    """A fingerprint per row of dimension 0, int64 [B] on the tensor's device."""
+    flat = tensor.detach()
+    if not flat.numel():
+        return torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
+    words = _words(flat.reshape(flat.shape[0], -1))
+    buckets = _LARGE_BUCKETS if words.shape[1] >= _LARGE else _ROW_BUCKETS
+    whole = words.shape[1] // buckets * buckets
+    found = torch.zeros(words.shape[0], dtype=torch.int64, device=words.device)
+    if whole:
+        sums = words[:, :whole].reshape(words.shape[0], -1, buckets).sum(1)
+        found += (sums * _weights(buckets).to(words.device)).sum(1)
+    rest = words[:, whole:]
+    return found + (rest * _weights(buckets)[: rest.shape[1]].to(words.device)).sum(1) * 3
+
+
+def of_tensor(tensor: Tensor) -> Tensor | None:
+    """The fingerprint of a whole tensor, int64 []; None where its bits cannot be read as plain storage."""
+    try:
+        return of_rows(tensor.detach().reshape(1, -1))[0]
+    except RuntimeError:  # sparse, quantised, a wrapper without storage
+        return None
+
+
+class Fingerprints:
+    """What tensors held when this was made; tensors without plain storage are judged by their version.
+
+    Costs one read of each, now and whenever `changed` is asked.
+    """
+
+    def __init__(self, tensors: Sequence[tuple[Callable[[], str], Tensor]]) -> None:
+        self._tensors = list(tensors)
+        self._found = self._read()
+
+    def changed(self) -> str | None:
+        """The name of the first tensor that is not as it was; None where all are."""
+        for (name, _), then, now in zip(self._tensors, self._found, self._read(), strict=True):
+            if then != now:
+                return name()
+        return None
+
+    def _read(self) -> list[tuple[object, ...]]:
+        prints = [of_tensor(tensor) for _, tensor in self._tensors]
+        values = iter(_numbers([one for one in prints if one is not None]))
+        return [
+            (tuple(tensor.shape), tensor.dtype, tensor._version if one is None else next(values))
+            for (_, tensor), one in zip(self._tensors, prints, strict=True)
+        ]
+
+
+def _numbers(found: list[Tensor]) -> list[int]:
+    """The values, with one wait for each device."""
+    values: dict[int, int] = {}
+    for device in {one.device for one in found}:
+        places = [place for place, one in enumerate(found) if one.device == device]
+        values.update(zip(places, torch.stack([found[place] for place in places]).tolist(), strict=True))
+    return [values[place] for place in range(len(found))]

@@ -1,0 +1,70 @@
+"""Whether each row of an output follows from the same row of the data alone, so that rows can be run by themselves.
+
+The walk of `multiback.independence` proves it on the graph of a whole batch. The graph of some rows
+is trusted where it has the same operations, wired alike, as one that was proven.
+"""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+
+from multiback import graph
+from multiback.independence.layouts import Layout, State
+from multiback.independence.locality import prove
+
+Signature = tuple[tuple[str, tuple[int, ...]], ...]
+# What may stand between a parameter and the rows that all use it: operations of parameters alone,
+# whose result no row of the data changes.
+_OF_PARAMETERS = {
+    "torch::autograd::AccumulateGrad", "TBackward", "TransposeBackward", "PermuteBackward", "ViewBackward",
+    "ReshapeAliasBackward", "UnsafeViewBackward", "ExpandBackward", "UnsqueezeBackward", "SqueezeBackward",
+    "ToCopyBackward", "CloneBackward", "SliceBackward", "SelectBackward", "SplitBackward", "SplitWithSizesBackward",
+    "ChunkBackward", "UnbindBackward", "AliasBackward", "CatBackward", "StackBackward", "RepeatBackward",
+    "MulBackward", "AddBackward", "SubBackward", "DivBackward", "NegBackward", "ExpBackward", "SqrtBackward",
+    "RsqrtBackward", "PowBackward", "SumBackward", "MeanBackward", "NormBackward", "LinalgVectorNormBackward",
+    "WeightNormInterfaceBackward", "MvBackward", "DotBackward", "MmBackward", "SoftplusBackward", "SigmoidBackward",
+    "TanhBackward",
+}  # fmt: skip
+
+
+def coupling(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rows: int) -> str:
+    """Where rows meet, or what is not known to hold them apart; empty where every output is proven row-local.
+
+    `outputs` hold `rows` rows each in dimension 0, and have a graph; so do those of `inputs` that require grad.
+    """
+    for output in (output for output in outputs if output.numel()):
+        edge = get_gradient_edge(output)
+        found = prove(edge.node, edge.output_nr, rows, inner=math.prod(output.shape[1:]))
+        if found.coupling:
+            return found.coupling
+        for tensor in inputs:
+            state = found.states.get(get_gradient_edge(tensor).node, {}).get(0) if tensor.requires_grad else None
+            if state is not None and state != Layout(math.prod(tensor.shape[1:])):
+                return "data that every row uses"
+        shared = [node for node, arrived in found.states.items() if not _is_laid_out(arrived)]
+        data = {id(tensor) for tensor in inputs}
+        for node in graph.walk(shared):
+            if id(graph.leaf_of(node)) in data or not _of_parameters(node, rows):
+                return node.name()
+    return ""
+
+
+def _is_laid_out(arrived: dict[int, State]) -> bool:
+    return all(isinstance(state, Layout) for state in arrived.values())
+
+
+def _of_parameters(node: Node, rows: int) -> bool:
+    name = node.name().rstrip("0123456789")
+    if name == "EmbeddingBackward":  # positions, looked up alike for every row
+        indices = getattr(node, "_saved_indices", None)
+        return isinstance(indices, Tensor) and (indices.ndim < 2 or indices.shape[0] != rows)
+    return name in _OF_PARAMETERS
+
+
+def signature(outputs: Sequence[Tensor]) -> Signature:
+    """The operations of the outputs' graphs and how they are wired; a microsecond or two a node."""
+    nodes = graph.walk(graph.roots_of(outputs))
+    numbers: dict[Node | None, int] = {node: number for number, node in enumerate(nodes)}
+    return tuple((node.name(), tuple(numbers.get(child, -1) for child, _ in node.next_functions)) for node in nodes)

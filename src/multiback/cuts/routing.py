@@ -1,0 +1,72 @@
+"""Routes cotangents of all rows to the batches that hold them, and back."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from multiback.cuts.row_gradient import nonzero_rows
+
+
+@dataclass(frozen=True, eq=False)
+class Routed:
+    """The rows of one loss's cotangents that are not zero.
+
+    Attributes
+    ----------
+    loss : the loss's number.
+    rows : int64 [n] on the CPU, ascending.
+    cotangents : by output, [n, ...]; None for an output that the loss does not use.
+    """
+
+    loss: int
+    rows: Tensor
+    cotangents: list[Tensor | None]
+
+    @classmethod
+    def of(cls, loss: int, values: Sequence[Tensor | None]) -> "Routed":
+        """From cotangents of all rows, [N, ...] each."""
+        rows = nonzero_rows([value for value in values if value is not None])
+        return cls(loss, rows, [None if value is None else value.detach()[rows.to(value.device)] for value in values])
+
+    def within(self, start: int, stop: int) -> "Routed":
+        """Those of rows `start` to `stop`."""
+        first, last = torch.searchsorted(self.rows, torch.tensor([start, stop])).tolist()
+        parts = [None if one is None else one[first:last] for one in self.cotangents]
+        return Routed(self.loss, self.rows[first:last], parts)
+
+
+def union(parts: Sequence[Routed]) -> Tensor:
+    """The rows of any of them, ascending."""
+    return torch.cat([part.rows for part in parts]).unique()
+
+
+def spread(parts: Sequence[Routed], rows: Tensor) -> list[Tensor | None]:
+    """By output, the sum of the parts' cotangents over `rows`, which hold them all; zero elsewhere."""
+    found: list[Tensor | None] = []
+    for columns in zip(*(part.cotangents for part in parts), strict=True):
+        whole: Tensor | None = None
+        for part, column in zip(parts, columns, strict=True):
+            if column is None or not len(part.rows):
+                continue
+            if whole is None:
+                whole = column.new_zeros(len(rows), *column.shape[1:])
+            whole.index_add_(0, torch.searchsorted(rows, part.rows).to(column.device), column)
+        found.append(whole)
+    return found
+
+
+def disjoint(parts: Sequence[Routed]) -> Iterator[list[Routed]]:
+    """The parts in as few groups as one pass finds, no row twice in any group."""
+    groups: list[tuple[set[int], list[Routed]]] = []
+    for part in parts:
+        rows = set(part.rows.tolist())
+        for used, members in groups:
+            if used.isdisjoint(rows):
+                used.update(rows)
+                members.append(part)
+                break
+        else:
+            groups.append((rows, [part]))
+    yield from (members for _, members in groups)

@@ -1,0 +1,165 @@
+"""State around a forward pass: random number generators, autocast, train modes and buffers."""
+
+import random
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, eq=False)
+class Randomness:
+    """The states of torch's generators (CPU and every CUDA device), of `random` and of `numpy.random`."""
+
+    cpu: Tensor
+    cuda: tuple[Tensor, ...]
+    python: tuple[Any, ...]
+    numpy: dict[str, Any]
+
+    @classmethod
+    def read(cls) -> "Randomness":
+        """The states as they are now; some 20 microseconds and 10 kB."""
+        cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
+        return cls(torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(legacy=False))
+
+    def restore(self) -> None:
+        """Put them back."""
+        torch.set_rng_state(self.cpu)
+        if self.cuda:
+            torch.cuda.set_rng_state_all(self.cuda)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+    def same_as(self, other: "Randomness") -> bool:
+        """Whether nothing was drawn between the two."""
+        mine, theirs = self.numpy["state"], other.numpy["state"]
+        return (
+            torch.equal(self.cpu, other.cpu)
+            and len(self.cuda) == len(other.cuda)
+            and all(torch.equal(one, two) for one, two in zip(self.cuda, other.cuda, strict=True))
+            and self.python == other.python
+            and mine.keys() == theirs.keys()
+            and all(np.array_equal(mine[key], theirs[key]) for key in mine)
+        )
+
+
+@contextmanager
+def random_kept() -> Generator[None]:
+    """Put every generator back on leaving."""
+    state = Randomness.read()
+    try:
+        yield
+    finally:
+        state.restore()
+
+
+@dataclass(frozen=True)
+class Autocast:
+    """Autocast as it stood, by device type: (type, enabled, dtype)."""
+
+    settings: tuple[tuple[str, bool, torch.dtype], ...]
+    cached: bool
+
+    @classmethod
+    def read(cls, types: Iterable[str]) -> "Autocast":
+        """The settings for those device types, the CPU's always among them."""
+        kinds = sorted({"cpu", *types})
+        settings = tuple((kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in kinds)
+        return cls(settings, torch.is_autocast_cache_enabled())
+
+    @property
+    def dtypes(self) -> list[torch.dtype]:
+        """The dtypes that it computes in; empty where it is off."""
+        return [dtype for _, enabled, dtype in self.settings if enabled]
+
+    @contextmanager
+    def replayed(self) -> Generator[None]:
+        """The same settings again."""
+        with ExitStack() as stack:
+            for kind, enabled, dtype in self.settings:
+                stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self.cached))
+            yield
+
+
+class Modes:
+    """Every module's train or eval mode."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        found = {id(module): module for root in modules for module in root.modules()}
+        self._modes = [(module, module.training) for module in found.values()]
+
+    @contextmanager
+    def replayed(self) -> Generator[None]:
+        """The same modes again, and on leaving those that were found."""
+        found = [(module, module.training) for module, _ in self._modes]
+        try:
+            for module, training in self._modes:
+                module.training = training
+            yield
+        finally:
+            for module, training in found:
+                module.training = training
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """One place of a buffer: its module, its name there and its name from the outermost module."""
+
+    module: nn.Module
+    key: str
+    name: str
+
+    @property
+    def tensor(self) -> Tensor | None:
+        """What is in it now."""
+        return self.module._buffers.get(self.key)
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever another tensor is put there or the one that is there is written to openly."""
+        tensor = self.tensor
+        return (0, 0) if tensor is None else (id(tensor), tensor._version)
+
+
+def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
+    """Every buffer of the modules and their children, each place once."""
+    found: dict[tuple[int, str], Buffer] = {}
+    for root in modules:
+        for prefix, module in root.named_modules():
+            for key, tensor in module._buffers.items():
+                if tensor is not None:
+                    name = f"{prefix}.{key}" if prefix else key
+                    found.setdefault((id(module), key), Buffer(module, key, name))
+    return list(found.values())
+
+
+class BufferValues:
+    """Copies of buffers, to be put back."""
+
+    def __init__(self, buffers: Iterable[Buffer]) -> None:
+        self._kept = {b: (b.tensor, b.tensor.detach().clone()) for b in buffers if b.tensor is not None}
+
+    def changed(self) -> list[Buffer]:
+        """The buffers that are another tensor now, or hold other values."""
+        return [
+            buffer
+            for buffer, (tensor, value) in self._kept.items()
+            if buffer.tensor is not tensor or not torch.equal(tensor, value)
+        ]
+
+    def only(self, buffers: Iterable[Buffer]) -> "BufferValues":
+        """Those copies alone."""
+        found = BufferValues(())
+        found._kept = {buffer: self._kept[buffer] for buffer in buffers if buffer in self._kept}
+        return found
+
+    def restore(self) -> None:
+        """The same tensors with the same values; what saved them for a backward can still run."""
+        for buffer, (tensor, value) in self._kept.items():
+            if not torch.equal(tensor, value):
+                tensor.data.copy_(value)  # through .data, which leaves the version as it is
+            buffer.module._buffers[buffer.key] = tensor
