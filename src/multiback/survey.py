@@ -1,5 +1,6 @@
 """What a request's graph offers: which targets follow from what reaches layers with a rule, and which do not."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,6 +19,7 @@ InEdges = dict[Node, list[tuple[Node | None, int]]]
 
 # Beyond these, what lies between a parameter and the layers that use it is no re-parametrisation but a net.
 CARRIERS = (TRANSPOSE, CAST, REPEAT)
+_MOST_NODES_BELOW = 1000
 _MOST_NODES_BETWEEN = 24
 _DEEPEST = 12
 
@@ -103,6 +105,17 @@ class Survey:
         return [n for n in self.places if targets[n].rows or (targets[n].data and n not in self.covers)]
 
 
+REENTRANT = (
+    "losses: must have a graph that can be traversed for chosen tensors; got one with a reentrantly checkpointed "
+    "segment, which only backward() passes. Checkpoint with use_reentrant=False, or use mb.backward."
+)
+
+
+def has_reentrant(names: Iterable[str]) -> bool:
+    """Whether a segment was checkpointed with `use_reentrant=True`, by the names of the nodes."""
+    return any(name.startswith("CheckpointFunctionBackward") for name in names)
+
+
 def survey(request: Request) -> Survey:
     """Walk the graph once; a microsecond a node, no traversal. RequestError where torch allows only `backward`."""
     nodes = graph.walk(graph.roots_of(request.losses))
@@ -115,12 +128,8 @@ def survey(request: Request) -> Survey:
             leaves[id(leaf)] = leaf, node
         elif isinstance(node, BackwardCFunction):
             python[node.name()] = None
-    if any(name.startswith("CheckpointFunctionBackward") for name in python):
-        raise RequestError(
-            "losses: must have a graph that can be traversed for chosen tensors; got one with a reentrantly "
-            "checkpointed segment, which only backward() passes. Checkpoint with use_reentrant=False, or use "
-            "mb.backward."
-        )
+    if has_reentrant(python):
+        raise RequestError(REENTRANT)
     places: dict[int, Node] = {}
     for number, target in enumerate(request.targets):
         known = leaves.get(id(target.given))
@@ -252,6 +261,9 @@ class _Upward:
                         return None
                     seen.add(consumer)
                     waiting.append(consumer)
+        used = {site.node for pairs in (direct, *below.values()) for site, _ in pairs}
+        if _leads_to(below, used):
+            return None  # what comes by that site would be counted again from above
         return Cover(direct, [(GradientEdge(*place), pairs) for place, pairs in below.items()])
 
     def _is_shared(self, node: Any, depth: int = 0) -> bool:
@@ -266,6 +278,20 @@ class _Upward:
         )
         self._shared[node] = found
         return found
+
+
+def _leads_to(places: Iterable[tuple[Any, int]], sites: set[Any]) -> bool:
+    """Whether a traversal from any of the edges passes one of the sites; also where it would pass very many nodes."""
+    waiting = [node for node, _ in places]
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        if node in sites or len(seen) > _MOST_NODES_BELOW:
+            return True
+        fresh = {child for child, _ in node.next_functions if child is not None} - seen
+        seen |= fresh
+        waiting.extend(fresh)
+    return False
 
 
 def edge_of(site: Site) -> GradientEdge:

@@ -207,6 +207,16 @@ def test_the_slices_loop_gives_the_same_numbers_as_one_traversal():
     assert float(parameters[1]) < 1e-5
 
 
+def test_the_cut_gives_the_slices_loop_its_image_gradients():
+    text = run("slices.py", *SMALL_SLICES)
+    assert float(re.search(r"(\S+) between the cut and the loop", text)[1]) < 1e-6
+    assert "holds: the cut gives the loop's image gradients" in text
+    assert re.search(r"cut\.grad_of per slice, rows run again +\S+ ms, ratio \S+$", text, flags=re.MULTILINE)
+    assert re.search(
+        r"^Slice \d alone after the forward.*\n.*retained graph +\S+ ms\n  cut\.grad_of +\S+ ms", text, flags=re.M
+    )
+
+
 def test_the_slices_example_shows_the_second_time_error():
     assert "RuntimeError: Trying to backward through the graph a second time" in run("slices.py", *SMALL_SLICES)
 
@@ -215,6 +225,8 @@ def test_a_repeated_slice_is_read_twice_as_large():
     text = run("slices.py", *SMALL_SLICES)
     assert re.search(r"first backward: factor 1\.0000; the same slice again: factor 2\.0000", text)
     assert "reads each slice alone: factor 1.0000" in text
+    assert "cut.grad_of: first factor 1.0000; the same slice again: factor 1.0000" in text
+    assert "holds: cut.grad_of of a slice is the same both times" in text
 
 
 def test_the_slices_example_reads_a_file_of_cifar(tmp_path, run_here):
@@ -410,6 +422,119 @@ def test_batch_norm_in_train_mode_is_warned_of_and_answered_in_full():
     assert float(re.search(r"images, (\S+)% \(of the norm\) lies in images of other losses", section)[1]) > 1
 
 
+SMALL_CONTRAST = ("--batch", 256, "--chunk", 16, "--steps", 3)
+
+
+def test_the_contrastive_cut_gives_the_gradient_of_ordinary_passes():
+    text = " ".join(run("contrastive.py", *SMALL_CONTRAST).split())
+    assert text.count("holds: ") == 3
+    assert "holds: without dropout the cut gives the gradient of one big batch" in text
+    assert "holds: and so it does with the logits in chunks" in text
+    assert "holds: with dropout it gives that of chunks whose graphs are all kept, from the same random state" in text
+    cut, hand = re.search(r"The cut is off by (\S+) of the norm\..* is off by (\S+)%\.", text).groups()
+    assert float(cut) < 1e-5
+    assert float(hand) > 10
+
+
+def test_the_contrastive_cut_holds_less_than_the_whole_graph():
+    text = run("contrastive.py", *SMALL_CONTRAST)
+    whole, cut, rows = (float(peak) for peak in re.findall(r"(\S+) MiB", text))
+    assert rows <= cut < whole / 5
+
+
+def test_contrastive_training_lowers_the_loss_below_a_guess():
+    text = run("contrastive.py", *SMALL_CONTRAST)
+    guess = float(re.search(r"a guess has loss (\S+)", text)[1])
+    losses = [float(loss) for loss in re.findall(r"step \d: loss (\S+)", text)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+    assert losses[-1] < guess
+
+
+def test_a_gradient_cache_by_hand_is_wrong_by_dropout_alone():
+    example = load("contrastive")
+    torch.manual_seed(0)
+    encoder, images = example.Encoder().eval(), example.digits(12)
+    views = example.view(images), example.view(images)
+    right = example.gradient(encoder, lambda: example.by_whole(encoder, views), 0)
+    for way in (example.by_hand, example.by_kept_chunks, example.by_cut, example.by_cut_and_rows):
+        found = example.gradient(encoder, lambda way=way: way(encoder, views, 5), 0)
+        torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-6)
+    encoder.train()
+    right = example.gradient(encoder, lambda: example.by_kept_chunks(encoder, views, 5), 0)
+    cut = example.gradient(encoder, lambda: example.by_cut(encoder, views, 5), 0)
+    torch.testing.assert_close(cut, right, rtol=1e-4, atol=1e-6)
+    assert example.distance(example.gradient(encoder, lambda: example.by_hand(encoder, views, 5), 0), right) > 0.05
+
+
+def test_the_contrastive_loss_by_rows_is_the_whole_one():
+    example = load("contrastive")
+    vectors = tuple(torch.nn.functional.normalize(torch.randn(2, 7, 3), dim=2).unbind())
+    whole = [part.clone().requires_grad_() for part in vectors]
+    example.info_nce(whole).backward()
+    parts = [part.clone().requires_grad_() for part in vectors]
+    torch.testing.assert_close(example.by_rows(parts, 3), example.info_nce(vectors))
+    for part, right in zip(parts, whole, strict=True):
+        torch.testing.assert_close(part.grad, right.grad)
+
+
+def test_contrastive_digits_begin_again_past_their_end():
+    images = load("contrastive").digits(1800)
+    assert images.shape == (1800, 1, 16, 16)
+    assert torch.equal(images[1797:], images[:3])
+
+
+def test_contrastive_without_scikit_learn_ends_with_code_2_and_one_sentence(monkeypatch, refused):
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    assert "the digits come with scikit-learn; pip install scikit-learn" in refused("contrastive.py")
+
+
+SMALL_CHUNKS = ("--tokens", 128, "--width", 16, "--vocabulary", 4000, "--chunks", 8, "--repetitions", 1)
+
+
+def chunked_ways(text):
+    """By way: its peak in MiB and its gradient's relative error."""
+    rows = re.findall(r"^  (\S.*?) +(\S+) MiB +\S+ ms +(\S+)$", text, flags=re.MULTILINE)
+    return {name: (float(peak), float(error)) for name, peak, error in rows}
+
+
+def test_chunks_by_the_cut_give_the_whole_losss_gradient():
+    text = run("chunked_loss.py", *SMALL_CHUNKS)
+    ways = chunked_ways(text)
+    assert list(ways) == ["the whole loss", "chunks, graph retained", "chunks by mb.cut", "mean of chunk means"]
+    assert ways["the whole loss"][1] == 0
+    assert ways["chunks, graph retained"][1] < 1e-5
+    assert ways["chunks by mb.cut"][1] < 1e-5
+    assert "holds: chunks through the retained graph give the whole loss's gradient" in text
+    assert "holds: chunks by mb.cut give the whole loss's gradient" in text
+    assert "the trunk is traversed 8 times, not once" in text
+
+
+def test_chunks_by_the_cut_hold_less_than_the_whole_loss():
+    ways = chunked_ways(run("chunked_loss.py", *SMALL_CHUNKS))
+    assert ways["chunks by mb.cut"][0] < ways["the whole loss"][0] / 2
+    assert ways["chunks by mb.cut"][0] <= ways["chunks, graph retained"][0]
+
+
+def test_the_mean_of_chunk_means_is_another_loss():
+    text = run("chunked_loss.py", *SMALL_CHUNKS)
+    assert chunked_ways(text)["mean of chunk means"][1] > 0.1
+    assert float(re.search(r"The mean of chunk means is off by (\S+)%", text)[1]) > 10
+
+
+def test_every_chunk_of_the_loss_has_a_label():
+    labels = load("chunked_loss").some_labels(64, 10, 4)
+    kept = labels != -100
+    assert kept.reshape(16, 4).any(1).all()
+    assert not kept.all()
+
+
+def test_the_gradient_examples_raise_where_a_statement_does_not_hold():
+    for name in ("contrastive", "chunked_loss", "slices"):
+        with pytest.raises(ArithmeticError, match="does not hold: one is two"):
+            load(name).require("one is two", holds=False)
+
+
 @pytest.mark.parametrize(
     ("name", "arguments", "message"),
     [
@@ -418,6 +543,18 @@ def test_batch_norm_in_train_mode_is_warned_of_and_answered_in_full():
         ("loss_weighting.py", ["--steps", "0"], "--steps: must be 1 or more"),
         ("loss_weighting.py", ["--alpha", "-1"], "--alpha: must be 0 or a positive number"),
         ("per_sample.py", ["--batch", "1"], "--batch: must be 2 or more"),
+        ("contrastive.py", ["--batch", "1"], "--batch: must be 2 or more"),
+        ("contrastive.py", ["--batch", "8", "--chunk", "9"], "--chunk: must be from 1 to the 8 rows"),
+        ("contrastive.py", ["--chunk", "0"], "--chunk: must be from 1 to the 4096 rows"),
+        ("contrastive.py", ["--steps", "0"], "--steps: must be 1 or more"),
+        ("contrastive.py", ["--seed", "-1"], "--seed: must be a whole number"),
+        ("chunked_loss.py", ["--chunks", "1"], "--chunks: must be 2 or more"),
+        ("chunked_loss.py", ["--tokens", "15"], "--tokens: must be at least the 16 chunks; got 15"),
+        ("chunked_loss.py", ["--width", "6"], "--width: must be a positive multiple of 4"),
+        ("chunked_loss.py", ["--width", "0"], "--width: must be a positive multiple of 4"),
+        ("chunked_loss.py", ["--vocabulary", "1"], "--vocabulary: must be 2 or more"),
+        ("chunked_loss.py", ["--repetitions", "0"], "--repetitions: must be 1 or more"),
+        ("chunked_loss.py", ["--seed", "-1"], "--seed: must be a whole number"),
     ],
 )
 def test_a_bad_value_of_the_gradient_examples_is_refused(name, arguments, message, refused):

@@ -56,6 +56,19 @@ def regulariser():
     return layer(x) + layer.weight.square().sum(), {"weight": layer.weight, "bias": layer.bias}
 
 
+def row_added_below_a_mixture():
+    """A leaf that one layer takes as a bias, and from which the weight of a layer above that one is made."""
+    layer, x = nn.Linear(6, 6), data(ROWS, 6)
+    gate, value = layer((x + x[0])[:, None].transpose(0, 1))[0].chunk(2, 1)
+    hidden = torch.stack([gate.sin() * value.tanh()]).transpose(0, 1)[:, 0]
+    return torch.randn(ROWS, ROWS) @ hidden, {"x": x, "weight": layer.weight}
+
+
+def mean_added_below_a_weight():
+    x, scale = data(ROWS, WIDTH), parameter(WIDTH)
+    return F.linear(torch.randn(2, WIDTH), (x + x.mean(0)).tanh() * scale).t(), {"x": x, "scale": scale}
+
+
 def addmm_with_factors():
     weight, bias, x = parameter(WIDTH, 2), parameter(2), data()
     return torch.addmm(bias, x, weight, alpha=0.5, beta=2), {"weight": weight, "bias": bias, "x": x}
@@ -149,6 +162,8 @@ PITFALLS = {
     "tied to an embedding": tied_to_an_embedding,
     "used twice": used_twice,
     "used in two ways": used_in_two_ways,
+    "row added below a mixture": row_added_below_a_mixture,
+    "mean added below a weight": mean_added_below_a_weight,
     "regulariser": regulariser,
     "addmm with factors": addmm_with_factors,
     "bias of one row": bias_of(1, 2),

@@ -19,6 +19,7 @@ class Case:
     """A model built, its input, and fresh losses of it at every call."""
 
     model: nn.Module
+    batch: Tensor
     parameters: dict[str, Tensor]
     data: Tensor | None
     rows: Callable[[], Tensor]
@@ -116,6 +117,7 @@ def case_of(model: nn.Module, batch: Tensor, losses: Callable[..., Tensor] | Non
 
     return Case(
         model=model,
+        batch=batch,
         parameters={name: p for name, p in model.named_parameters() if p.requires_grad},
         data=data,
         rows=lambda: row_losses(fresh()) if losses is None else fresh(),

@@ -20,7 +20,7 @@ from multiback.methods.plain import UNBATCHED
 from multiback.planner import LARGE_BYTES, Facts, Kind, Offer, Plan, bytes_of, choose, preference
 from multiback.request import Request
 from multiback.rules.site import Site
-from multiback.survey import Cover, Survey, survey
+from multiback.survey import REENTRANT, Cover, Survey, survey
 
 _FREED = (
     "losses: must have a graph that is still there; a backward or a request before this one has freed it. "
@@ -218,6 +218,8 @@ def freed_graphs_named() -> Generator[None]:
                 "compiled with donated buffers. Set torch._functorch.config.donated_buffer = False before compiling, "
                 "or back-propagate one weighted sum with mb.backward."
             ) from error
+        if "use_reentrant" in str(error):
+            raise RequestError(REENTRANT) from error
         if isinstance(error, FreedGraphError) or "second time" not in str(error):
             raise
         raise FreedGraphError(_FREED) from error

@@ -7,10 +7,12 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from typing_extensions import Self
 
 from multiback import graph, traversals
 from multiback.api.accumulate import backward
+from multiback.api.answering import freed_graphs_named
 from multiback.cuts.cotangents import Cotangents, cotangents_of, gradients_of, root_of, summed
 from multiback.cuts.existing import check_one, warn_forgotten
 from multiback.cuts.inference import Batch, Inferred, can_have_gradient, shown
@@ -20,6 +22,7 @@ from multiback.cuts.running import Run, Runner
 from multiback.errors import RequestError
 from multiback.nested import dense, map_tensors, tensors_in
 from multiback.request import Bare, Differentiable, Losses, Named, Target, Wrt, mirrored, targets_of
+from multiback.survey import has_reentrant
 
 
 class DeferredCut:
@@ -101,35 +104,28 @@ class DeferredCut:
         were drawn, of the touched batches; a traversal alone where graphs are kept. Holds the graph
         of one batch at a time.
         """
-        gradients = [leaf.grad for leaf in self._leaves]
-        if all(gradient is None for gradient in gradients):
+        for leaf in self._leaves:
+            leaf.grad = None if leaf.grad is None else dense(leaf.grad.detach())
+        waiting = [leaf.grad for leaf in self._leaves]
+        if all(gradient is None for gradient in waiting):
             raise RequestError(
                 "cut.backward(): must follow a loss on cut.value; no gradient has arrived there since it was made or "
                 "last used up. Call loss.backward() on losses computed from cut.value first."
             )
         self._inferred.model.check_unchanged()
-        waiting = [None if gradient is None else dense(gradient.detach()) for gradient in gradients]
         data = _DataGradients(self._inferred.source.tensors)
         try:
             for batch, parts in self._touched([Routed.of(0, waiting)]):
                 with self._runner.run(batch, union(parts), data=data.wanted) as run:
-                    given = tensors_in(run.inputs)
-                    leaves = [leaf for leaf in graph.leaves_of(run.outputs) if all(leaf is not one for one in given)]
                     root = root_of(run.outputs, spread(parts, run.rows))
-                    keep = run.kept and retain_graph
-                    if data.wanted:
-                        data.add(
-                            traversals.plain(root, data.chosen(given), retain_graph=bool(leaves) or keep), run.rows
-                        )
-                    if leaves:
-                        backward(root, wrt=leaves, retain_graph=keep)
+                    _backward(root, run, data, retain_graph=run.kept and retain_graph)
                 if not retain_graph:
                     batch.kept = None
                 for gradient in waiting:
                     if gradient is not None:
                         gradient[batch.start : batch.stop] = 0
         finally:
-            if any(data.found):
+            if any(gradient is not None for gradient in data.found):
                 data.root().backward(retain_graph=retain_graph)
         if not (retain_graph or any(batch.kept for batch in self._inferred.batches)):
             self.keep = "recompute"
@@ -239,7 +235,8 @@ class DeferredCut:
                     for part, root in zip(parts, roots, strict=True):
                         got = traversals.plain(root, data[part.loss].chosen(given), retain_graph=True)
                         data[part.loss].add(got, run.rows)
-                gradients = gradients_of(roots, targets, retain_graph=run.kept)
+                with freed_graphs_named():
+                    gradients = gradients_of(roots, targets, retain_graph=run.kept)
             for part, row in zip(parts, gradients, strict=True):
                 _add(totals[part.loss], row)
         for one, total in zip(data, totals, strict=True):
@@ -278,6 +275,22 @@ class _DataGradients:
         return root_of(self._tensors, self.found)
 
 
+def _backward(root: Tensor, run: Run, data: _DataGradients, *, retain_graph: bool) -> None:
+    """One traversal into `.grad` of the parameters, and into what is gathered for the data."""
+    given = [tensor for tensor in tensors_in(run.inputs) if tensor.requires_grad]
+    restricted = bool(given) and not data.wanted
+    nodes = graph.walk(graph.roots_of([root])) if restricted else list[Node]()
+    if has_reentrant(node.name() for node in nodes):  # it takes no choice of leaves
+        nodes.clear()
+    leaves = [leaf for leaf in map(graph.leaf_of, nodes) if leaf is not None and all(leaf is not one for one in given)]
+    if nodes and not leaves:
+        return
+    backward(root, wrt=leaves or None, retain_graph=retain_graph)
+    data.add([tensor.grad for tensor in data.chosen(tensors_in(run.inputs))], run.rows)
+    for tensor in given:
+        tensor.grad = None
+
+
 def _traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Tensor, list[Tensor | None]]]:
     """By loss: its rows in this run, and the gradients of the data there."""
     leaves = [tensor for tensor in tensors_in(run.inputs) if tensor.requires_grad]
@@ -285,7 +298,8 @@ def _traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Tensor,
     for number, group in enumerate(groups):
         root = root_of(run.outputs, spread(group, run.rows))
         keep = run.kept or number + 1 < len(groups)
-        gradients = traversals.plain(root, leaves, retain_graph=keep)
+        with freed_graphs_named():
+            gradients = traversals.plain(root, leaves, retain_graph=keep)
         there = [gradient for gradient in gradients if gradient is not None]
         for part in group:
             # where rows meet, a loss may touch others of its batch than those whose output it uses

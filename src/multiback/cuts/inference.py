@@ -137,9 +137,8 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
     for number in shown(options.progress, "inferring batch", len(bounds)):
         group = next(groups)
         prints.keep(bounds[number][0], group)
-        inputs = leaves_like(move(group), grad=found is None or found.keeping)
+        inputs, (output, random, buffers) = _run(model, move(group), grad=found is None or found.keeping)
         del group
-        output, random, buffers = model.infer(inputs, grad=found is None or found.keeping)
         if found is None:
             found = _decided(model, source, prints, move, options, output, inputs)
             parameters = _others(found.differentiable(output), inputs)
@@ -153,6 +152,22 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
         raise AssertionError("a source has at least one row")
     model.settle(parameters)
     return found
+
+
+def _run(model: Model, given: Any, *, grad: bool) -> tuple[Any, tuple[Any, Randomness | None, BufferValues]]:
+    """The data as leaves, and what the model makes of them.
+
+    A model that works with its own graph, such as one that differentiates inside its forward, is given
+    one for every batch, which is then dropped.
+    """
+    inputs = leaves_like(given, grad=grad or model.needs_graph)
+    try:
+        return inputs, model.infer(inputs, grad=grad or model.needs_graph)
+    except Exception:
+        if grad or model.needs_graph:
+            raise
+        model.needs_graph = True
+        return _run(model, given, grad=False)
 
 
 def _decided(

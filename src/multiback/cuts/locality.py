@@ -24,8 +24,8 @@ _OF_PARAMETERS = {
     "ChunkBackward", "UnbindBackward", "AliasBackward", "CatBackward", "StackBackward", "RepeatBackward",
     "MulBackward", "AddBackward", "SubBackward", "DivBackward", "NegBackward", "ExpBackward", "SqrtBackward",
     "RsqrtBackward", "PowBackward", "SumBackward", "MeanBackward", "NormBackward", "LinalgVectorNormBackward",
-    "WeightNormInterfaceBackward", "MvBackward", "DotBackward", "MmBackward", "SoftplusBackward", "SigmoidBackward",
-    "TanhBackward",
+    "WeightNormInterfaceBackward", "MvBackward", "DotBackward", "VdotBackward", "MmBackward", "SoftplusBackward",
+    "SigmoidBackward", "TanhBackward",
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ class Model:
         self.buffers = buffers_of(self.modules)
         self._written: dict[Buffer, None] = {}
         self._first = True
+        self.needs_graph = False
         self._before: Fingerprints | None = None
 
     @property
@@ -45,8 +46,13 @@ class Model:
         self._first = False
         random, held = Randomness.read(), BufferValues(copied)
         versions = [(buffer, buffer.version) for buffer in self.buffers]
-        with torch.set_grad_enabled(grad), _plain_attention():
-            output = called(self._call, data)
+        try:
+            with torch.set_grad_enabled(grad), _plain_attention():
+                output = called(self._call, data)
+        except Exception:
+            random.restore()  # for another try
+            held.restore()
+            raise
         self._written.update(dict.fromkeys(held.changed()))
         self._written.update(dict.fromkeys(buffer for buffer, version in versions if buffer.version != version))
         drawn = not random.same_as(Randomness.read())
