@@ -1,10 +1,10 @@
-"""Infer all images once, then back-propagate slice by slice: the published loop, what it costs, and the way around."""
+"""Infer all images once, then back-propagate slice by slice: the published loop, what it costs, and the ways around."""
 
 import argparse
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -118,6 +118,14 @@ class Slices:
         F.cross_entropy(self.net(inputs), self.labels, reduction="sum").backward()
         return self.answer(gradient_of(inputs))
 
+    def by_cut(self) -> Answer:
+        """Infer once without a graph, then run each slice's row again for its gradient; of the images alone."""
+        read = torch.empty_like(self.images)
+        cut = mb.cut(self.net, self.images, keep="recompute")
+        for j in self.order:
+            read[j] = cut.grad_of(self.loss(cut.value, j)).values[0]
+        return Answer(read, [])
+
     def answer(self, images: Tensor) -> Answer:
         """These image gradients with what the parameters hold now."""
         return Answer(images, [gradient_of(parameter) for parameter in self.net.parameters()])
@@ -133,8 +141,22 @@ class Slices:
             return f"RuntimeError: {str(error).splitlines()[0]}"
         raise ArithmeticError("a second backward through a freed graph raised nothing")
 
-    def repeated(self) -> tuple[float, float, float]:
-        """One slice twice: the factors read from the leaf after each backward, and by `autograd.grad`."""
+    def one_slice(self, repetitions: int) -> tuple[float, float]:
+        """Seconds for one slice's image gradient after the forward: by the retained graph, and by the cut."""
+        inputs, j = self.leaf(), self.order[0]
+        outputs, cut = self.net(inputs), mb.cut(self.net, self.images, keep="recompute")
+
+        def retained() -> None:
+            torch.autograd.grad(self.loss(outputs, j), inputs, retain_graph=True)
+
+        def by_cut() -> None:
+            cut.grad_of(self.loss(cut.value, j))
+
+        retained_seconds, cut_seconds = fastest([retained, by_cut], repetitions)
+        return retained_seconds, cut_seconds
+
+    def repeated(self) -> tuple[list[float], float, list[float]]:
+        """One slice twice: the factors read from the leaf, by `autograd.grad` after that, and by the cut."""
         inputs, j = self.leaf(), self.order[0]
         outputs = self.net(inputs)
         (right,) = torch.autograd.grad(self.loss(outputs, j), inputs, retain_graph=True)
@@ -143,7 +165,9 @@ class Slices:
             self.loss(outputs, j).backward(retain_graph=True)
             factors.append(factor(gradient_of(inputs)[j], right[j]))
         (again,) = torch.autograd.grad(self.loss(outputs, j), inputs, retain_graph=True)
-        return factors[0], factors[1], factor(again[j], right[j])
+        cut = mb.cut(self.net, self.images, keep="recompute")
+        by_cut = [factor(cut.grad_of(self.loss(cut.value, j)).values[0], right[j]) for _ in range(2)]
+        return factors, factor(again[j], right[j]), by_cut
 
 
 def gradient_of(leaf: Tensor) -> Tensor:
@@ -158,14 +182,25 @@ def factor(found: Tensor, right: Tensor) -> float:
     return (found.norm() / right.norm()).item()
 
 
-def largest_difference(first: Answer, second: Answer) -> tuple[float, float]:
-    """The largest difference in the images' gradients, and in the parameters' relative to each one's norm."""
+def require(statement: str, *, holds: bool) -> None:
+    """Print a statement that holds; raise where it does not."""
+    if not holds:
+        raise ArithmeticError(f"does not hold: {statement}")
+    print(f"  holds: {statement}")
+
+
+def largest_difference(first: Tensor, second: Tensor) -> float:
+    """Of any element."""
+    return (first - second).abs().max().item()
+
+
+def relative_difference(first: Answer, second: Answer) -> float:
+    """The largest difference in the parameters' gradients, relative to each one's norm."""
     pairs = zip(first.parameters, second.parameters, strict=True)
-    relative = max(((one - other).norm() / other.norm()).item() for one, other in pairs)
-    return (first.images - second.images).abs().max().item(), relative
+    return max(((one - other).norm() / other.norm()).item() for one, other in pairs)
 
 
-def fastest(ways: list[Callable[[], Answer]], repetitions: int) -> list[float]:
+def fastest(ways: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
     """Seconds of each way, the least of some interleaved repetitions."""
     found = [float("inf")] * len(ways)
     for _ in range(repetitions):
@@ -177,27 +212,60 @@ def fastest(ways: list[Callable[[], Answer]], repetitions: int) -> list[float]:
 
 
 def show(slices: Slices, repetitions: int) -> None:
-    """The error, the two ways, and what repeated slices read."""
+    """The error, the three ways, one slice alone, and what repeated slices read."""
     count = len(slices.order)
     print(f"Slices by external logic, least sure first: {', '.join(map(str, slices.order[:8]))}{', ...' * (count > 8)}")
     print("\nWithout retain_graph=True, at the second slice:")
     print(textwrap.fill(slices.second_time(), WIDTH, initial_indent="  ", subsequent_indent="  "))
     print("  The first backward freed what the nodes of the net had saved; `outputs` itself is still there.")
-    images, parameters = largest_difference(slices.retained_loop(), slices.one_traversal())
-    loop, once = fastest([slices.retained_loop, slices.one_traversal], repetitions)
-    print(f"\nTwo ways to the gradient of all {count} images, least of {repetitions} interleaved repetitions")
+    show_ways(slices, repetitions)
+    retained, cut = slices.one_slice(repetitions)
+    print(f"\nSlice {slices.order[0]} alone after the forward, its image's gradient")
+    print(f"  one traversal of the retained graph      {retained * 1e3:10.1f} ms")
+    print(f"  cut.grad_of                              {cut * 1e3:10.1f} ms, ratio {retained / cut:.1f}")
+    show_repeated(slices)
+
+
+def show_ways(slices: Slices, repetitions: int) -> None:
+    """Time and numbers of the loop, of the cut, and of one traversal."""
+    answers: dict[str, Answer] = {}
+    ways = {"loop": slices.retained_loop, "cut": slices.by_cut, "once": slices.one_traversal}
+
+    def kept(name: str) -> None:
+        answers[name] = ways[name]()
+
+    loop, cut, once = fastest([lambda name=name: kept(name) for name in ways], repetitions)
+    count = len(slices.order)
+    print(f"\nThree ways to the gradient of all {count} images, least of {repetitions} interleaved repetitions")
     print(f"  one backward per slice, graph retained   {loop * 1e3:10.1f} ms")
-    print(f"  one backward of the summed losses        {once * 1e3:10.1f} ms")
-    print(f"  ratio                                    {loop / once:10.1f}")
+    print(f"  cut.grad_of per slice, rows run again    {cut * 1e3:10.1f} ms, ratio {loop / cut:.1f}")
+    print(f"  one backward of the summed losses        {once * 1e3:10.1f} ms, ratio {loop / once:.1f}")
+    print("  ratio: how many times faster than the retained loop")
+    images = largest_difference(answers["loop"].images, answers["once"].images)
+    by_cut = largest_difference(answers["cut"].images, answers["loop"].images)
+    parameters = relative_difference(answers["loop"], answers["once"])
     print(f"  same numbers: largest difference {images:.1e} in the images' gradients,")
-    print(f"  {parameters:.1e} of the norm in the parameters' (added up in another order)")
-    print(f"  Each of the {count} backwards walks the whole batch, to fill one row of it.")
-    first, second, again = slices.repeated()
+    print(f"  {parameters:.1e} of the norm in the parameters' (added up in another order);")
+    print(f"  {by_cut:.1e} between the cut and the loop in the images'")
+    largest = answers["loop"].images.abs().max().item()
+    require("the cut gives the loop's image gradients, but for rounding", holds=by_cut < 1e-4 * largest)
+    print(f"  Each of the {count} backwards walks the whole batch, to fill one row of it, and adds to the")
+    print("  parameters' gradients; the cut runs one row forward and back, for its image alone. One backward")
+    print(
+        "  needs all slices beforehand; where a slice's gradient decides which follows, only the first two ways serve."
+    )
+
+
+def show_repeated(slices: Slices) -> None:
+    """What a slice reads that is asked for twice."""
+    (first, second), again, (once, twice) = slices.repeated()
     print("\nReading inputs.grad[j] from a leaf that accumulates")
     print(f"  slice {slices.order[0]}, first backward: factor {first:.4f}; the same slice again: factor {second:.4f}")
     print("  Where slices overlap or repeat, inputs.grad[j] silently contains earlier slices' gradients. The same goes")
     print("  for a net that mixes rows, as batch normalization does in training.")
     print(f"  torch.autograd.grad(loss, inputs) reads each slice alone: factor {again:.4f}")
+    print(f"  cut.grad_of: first factor {once:.4f}; the same slice again: factor {twice:.4f}")
+    require("cut.grad_of of a slice is the same both times", holds=max(abs(once - 1), abs(twice - 1)) < 1e-4)
 
 
 def bench(slices: Slices, budget: float | None) -> int:

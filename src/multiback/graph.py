@@ -149,6 +149,22 @@ def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
     return [leaf for leaf in map(leaf_of, walk(roots_of(tensors))) if leaf is not None]
 
 
+def reaches(tensors: Iterable[Tensor], wanted: Iterable[Tensor]) -> bool:
+    """Whether the graph behind `tensors` leads to any of those wanted; ends with the first that is met."""
+    nodes = {torch.autograd.graph.get_gradient_edge(tensor).node for tensor in wanted}
+    pending = roots_of(tensors)
+    seen = set(pending)
+    while pending:
+        node = pending.pop()
+        if node in nodes:
+            return True
+        for child, _ in node.next_functions:
+            if child is not None and child not in seen:
+                seen.add(child)
+                pending.append(child)
+    return False
+
+
 def leaf_of(node: Node) -> Tensor | None:
     """The tensor into which an `AccumulateGrad` node accumulates; None for any other node."""
     return getattr(node, "variable", None) if node.name() == _ACCUMULATE else None

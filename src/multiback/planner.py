@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -254,8 +255,8 @@ def bytes_of(budget: int | str | None) -> int | None:
     """Bytes of a budget such as 1000000 or "2GiB"; RequestError where it is neither."""
     if budget is None:
         return None
-    if isinstance(budget, int) and not isinstance(budget, bool) and budget > 0:
-        return budget
+    if isinstance(budget, Integral) and not isinstance(budget, bool) and budget > 0:
+        return int(budget)
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", budget) if isinstance(budget, str) else None
     if found is None or found[2].lower() not in _UNITS or float(found[1]) == 0:
         raise RequestError(

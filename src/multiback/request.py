@@ -1,24 +1,28 @@
 """A gradient request: losses as K scalars, weights, wrt; checked once here and trusted afterwards."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NoReturn, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from multiback.arguments import (
+    Differentiable,
+    Dim0,
+    Losses,
+    Structure,
+    Weights,
+    Wrt,
+    check_named,
+    listed,
+    losses_of,
+    named_wrt,
+    shaped_weights,
+)
 from multiback.errors import RequestError
-
-Losses: TypeAlias = Tensor | Sequence[Tensor]
-Differentiable: TypeAlias = Tensor | GradientEdge
-Bare: TypeAlias = Differentiable
-Named: TypeAlias = nn.Module | Mapping[str, Differentiable]
-Wrt: TypeAlias = nn.Module | Differentiable | Mapping[str, Differentiable] | Iterable[Differentiable]
-Weights: TypeAlias = Tensor | Sequence[float]
-Structure: TypeAlias = Literal["bare", "tuple", "dict"]
-Dim0: TypeAlias = Mapping[str | int, Literal["rows", "shared"]]
 
 
 class SumRequest(msgspec.Struct, frozen=True):  # a third of a frozen dataclass's construction time
@@ -159,7 +163,7 @@ def request(
 
     With `rows`, targets that are no parameters hold the batch's rows, unless `dim0` says otherwise.
     """
-    checked = _losses(losses)
+    checked = losses_of(losses)
     distinct, repeats = _distinct(checked)
     targets, structure = targets_of(wrt)
     if rows:
@@ -169,7 +173,7 @@ def request(
 
 def weights_of(weights: Weights, losses: Losses) -> Tensor:
     """The K weights as one float64 vector, checked as for `backward`."""
-    return torch.cat([part.reshape(-1).double() for part in _weights(weights, _losses(losses))])
+    return torch.cat([part.reshape(-1).double() for part in shaped_weights(weights, losses_of(losses))])
 
 
 def _distinct(losses: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...] | None]:
@@ -205,15 +209,15 @@ def targets_of(wrt: Wrt) -> tuple[tuple[Target, ...], Structure]:
         return tuple(_target(f"wrt[{name!r}]", name, p) for name, p in named_wrt(wrt)), "dict"
     if isinstance(wrt, Mapping):
         items: list[tuple[Any, Any]] = list(wrt.items())
-        _check_named([(f"wrt[{key!r}]", given) for key, given in items])
+        check_named([(f"wrt[{key!r}]", given) for key, given in items])
         return tuple(_target(f"wrt[{key!r}]", key, given) for key, given in items), "dict"
-    given = list(wrt)
-    _check_named([(f"wrt[{index}]", one) for index, one in enumerate(given)])
+    given = listed(wrt)
+    check_named([(f"wrt[{index}]", one) for index, one in enumerate(given)])
     return tuple(_target(f"wrt[{index}]", index, one) for index, one in enumerate(given)), "tuple"
 
 
 def _target(name: str, key: str | int, given: Differentiable) -> Target:
-    _check_named([(name, given)])
+    check_named([(name, given)])
     if isinstance(given, GradientEdge):
         metadata = given.node._input_metadata[given.output_nr]
         shape = tuple(int(size) for size in metadata.shape)
@@ -228,10 +232,15 @@ def _with_rows(
 ) -> tuple[Target, ...]:
     """Mark the targets whose dimension 0 holds rows."""
     count = len(repeats) if repeats is not None else sum(loss.numel() for loss in losses)
+    if dim0 is not None and not isinstance(dim0, Mapping):
+        raise RequestError(
+            f'dim0: must map entries of wrt to "rows" or "shared"; got {type(dim0).__name__}. Give, for instance, '
+            '{"tokens": "rows"}.'
+        )
     named = dict(dim0 or {})
     unknown = named.keys() - {target.key for target in targets}
     if unknown:
-        raise RequestError(f"dim0: must name entries of wrt; got {sorted(map(str, unknown))}. Use wrt's own keys.")
+        raise RequestError(f"dim0: must name entries of wrt; got {sorted(unknown, key=str)}. Use wrt's own keys.")
     found = []
     for target in targets:
         said = named.get(target.key, "shared" if target.parameter else "rows")
@@ -250,85 +259,14 @@ def sum_request(
     losses: Losses, *, wrt: Wrt | None, weights: Weights | None, overwrite: bool, retain_graph: bool
 ) -> SumRequest:
     """Check everything; RequestError names the first argument that breaks its rule."""
-    checked = _losses(losses)
+    checked = losses_of(losses)
     return SumRequest(
         losses=checked,
-        weights=None if weights is None else _weights(weights, checked),
+        weights=None if weights is None else shaped_weights(weights, checked),
         wrt=None if wrt is None else tuple(_tensors(wrt)),
         overwrite=overwrite,
         retain_graph=retain_graph,
     )
-
-
-def _losses(losses: Losses) -> tuple[Tensor, ...]:
-    tensors = (losses,) if isinstance(losses, Tensor) else tuple(losses)
-    elements = 0
-    for index, loss in enumerate(tensors):
-        if not (isinstance(loss, Tensor) and loss.requires_grad and loss.is_floating_point()):
-            _refuse(loss, "losses" if isinstance(losses, Tensor) else f"losses[{index}]")
-        elements += loss.numel()
-    if not elements:
-        raise RequestError("losses: must hold at least one loss; got none. Give a tensor with elements.")
-    return tensors
-
-
-def _refuse(loss: object, name: str) -> NoReturn:
-    """Say which rule a loss breaks."""
-    if not isinstance(loss, Tensor):
-        raise RequestError(f"{name}: must be a tensor; got {type(loss).__name__}. Give tensors that have a graph.")
-    if loss.is_complex():
-        raise RequestError(f"{name}: must be real; got {loss.dtype}. Take .real or .abs() of it.")
-    if not loss.is_floating_point():
-        raise RequestError(f"{name}: must be floating; got {loss.dtype}. Give the loss before it was rounded.")
-    raise RequestError(
-        f"{name}: must have a graph; nothing that requires grad leads to it. "
-        "Compute it without detach() and outside no_grad()."
-    )
-
-
-def _weights(weights: Weights, losses: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The K weights, cut and shaped like the losses."""
-    count = sum(loss.numel() for loss in losses)
-    flat = (
-        weights.detach() if isinstance(weights, Tensor) else torch.tensor(list(weights), dtype=torch.float64)
-    ).reshape(-1)
-    if flat.is_complex():
-        raise RequestError(f"weights: must be real; got {flat.dtype}. Give one number per loss.")
-    if flat.numel() != count:
-        raise RequestError(f"weights: must be one number per loss, {count} in all; got {flat.numel()}.")
-    for index, value in enumerate(flat.tolist()):
-        if not math.isfinite(value):
-            raise RequestError(
-                f"weights[{index}]: must be finite; got {value}. Leave the loss out if it is not wanted."
-            )
-    parts = flat.split([loss.numel() for loss in losses])
-    found = tuple(
-        part.reshape(loss.shape).to(loss.device, loss.dtype) for part, loss in zip(parts, losses, strict=True)
-    )
-    for part in found:
-        if not bool(torch.isfinite(part).all()):
-            raise RequestError(
-                f"weights: must be finite in their loss's dtype; got one too large for {part.dtype}. "
-                "Give the loss as .float()."
-            )
-    return found
-
-
-def named_wrt(wrt: nn.Module | Tensor | Mapping[str, Tensor] | Iterable[Tensor]) -> list[tuple[str, Tensor]]:
-    """What `wrt` names, in order; frozen parameters of a Module are skipped, named ones refused."""
-    if isinstance(wrt, nn.Module):
-        found: list[tuple[str, Tensor]] = [(name, p) for name, p in wrt.named_parameters() if p.requires_grad]
-        if not found:
-            raise RequestError("wrt: the module must have a trainable parameter; it has none. Unfreeze one.")
-        return found
-    if isinstance(wrt, Tensor):
-        items = [("wrt", wrt)]
-    elif isinstance(wrt, Mapping):
-        items = [(f"wrt[{name!r}]", tensor) for name, tensor in wrt.items()]
-    else:
-        items = [(f"wrt[{index}]", tensor) for index, tensor in enumerate(wrt)]
-    _check_named(items)
-    return items
 
 
 def _tensors(wrt: Wrt) -> list[Tensor]:
@@ -336,18 +274,3 @@ def _tensors(wrt: Wrt) -> list[Tensor]:
     if isinstance(wrt, GradientEdge):
         raise RequestError("wrt: must hold tensors, since an edge has no .grad; got a GradientEdge. Use mb.grad.")
     return [tensor for _, tensor in named_wrt(wrt)]  # pyrefly: ignore[bad-argument-type]
-
-
-def _check_named(items: Sequence[tuple[str, object]]) -> None:
-    """Refuse what cannot be differentiated with respect to."""
-    for name, given in items:
-        if isinstance(given, GradientEdge):
-            continue
-        if not isinstance(given, Tensor):
-            raise RequestError(f"{name}: must be a tensor; got {type(given).__name__}. Give leaves or other tensors.")
-        if not given.requires_grad:
-            raise RequestError(
-                f"{name}: must require grad, or no graph leads to it. Call requires_grad_() before the forward."
-            )
-    if not items:
-        raise RequestError("wrt: must name at least one tensor; got none. Give a module, parameters or tensors.")

@@ -10,8 +10,9 @@ from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import GradientEdge, Node
 
 from multiback import graph, rules
+from multiback.arguments import Differentiable
 from multiback.errors import RequestError
-from multiback.request import Differentiable, Request
+from multiback.request import Request
 from multiback.rules.site import ACCUMULATE, CAST, REPEAT, TRANSPOSE, Site, Use
 
 Pairs = list[tuple[Site, Use]]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 from typing_extensions import Self, override
 
-from multiback.request import Differentiable
+from multiback.arguments import Differentiable
 from multiback.survey import Survey
 
 # its stub allows no mixture of tensors and edges, which it takes

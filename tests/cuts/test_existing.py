@@ -137,12 +137,16 @@ def test_the_context_manager_runs_one_traversal_on_a_clean_exit(net):
 def test_after_an_exception_nothing_is_run_and_nothing_warns(net):
     hidden = net[:2](torch.randn(6, 4))
     calls = Calls(hidden)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(KeyError), mb.cut(hidden) as cut:
+
+    def interrupted():
+        with mb.cut(hidden) as cut:
             net[2](cut.value).sum().backward()
             raise KeyError
-        del cut
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(KeyError):
+            interrupted()
         gc.collect()
     assert calls.count == 0
     assert net[0].weight.grad is None

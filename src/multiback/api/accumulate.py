@@ -1,8 +1,10 @@
 """What users call: request -> method -> answer."""
 
+from multiback import graph
+from multiback.arguments import Losses, Weights, Wrt
 from multiback.errors import RequestError
 from multiback.methods import SUM_METHODS, check_method, contract, summed
-from multiback.request import Losses, Weights, Wrt, sum_request
+from multiback.request import sum_request
 
 
 def backward(
@@ -55,6 +57,11 @@ def backward(
     """
     check_method(method, SUM_METHODS)
     request = sum_request(losses, wrt=wrt, weights=weights, overwrite=overwrite, retain_graph=retain_graph)
+    if request.wrt is not None and not graph.reaches(request.losses, request.wrt):
+        raise RequestError(
+            "wrt: must hold a tensor of the losses' graph; none of it is part of it, so nothing would arrive. Name the "
+            "tensors that the forward used, not new views of them."
+        )
     if method == "contract" or (method == "auto" and contract.worthwhile(request)):
         prepared = contract.prepare(request, any_size=method == "contract")
         if not isinstance(prepared, str):

@@ -5,6 +5,7 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from numbers import Integral
 
 import msgspec
 import torch
@@ -48,7 +49,7 @@ class Options:
             raise RequestError(
                 f"independence: must be one of {', '.join(MODES)}; got {self.independence!r}. Choose one of these."
             )
-        if self.chunk is not None and (not isinstance(self.chunk, int) or self.chunk < 1):
+        if self.chunk is not None and (not isinstance(self.chunk, Integral) or self.chunk < 1):
             raise RequestError(f"chunk: must be a positive whole number of losses; got {self.chunk!r}. Leave it out.")
         if not isinstance(self.method, (str, Plan)):
             raise RequestError(f"method: must be a name or a Plan; got {type(self.method).__name__}. Use mb.plan's.")
@@ -185,9 +186,8 @@ def _explain(work: Work, numbers: list[int], plan: Plan, failed: RuntimeError) -
     """Raise what a plain traversal raises, if it does; else say that this method cannot answer."""
     traversals.plain(work.request.scalars()[0], [work.request.targets[n].given for n in numbers], retain_graph=True)
     reason = failures.remember(work.survey, failed)
-    raise RequestError(
-        f'method: "{plan.method}" must be exact; {reason}. Use method="auto", or a larger budget.'
-    ) from failed
+    more = "" if plan.budget is None else ", or a larger budget"
+    raise RequestError(f'method: "{plan.method}" must be exact; {reason}. Use method="auto"{more}.') from failed
 
 
 def _finishing(work: Work, first: Columns, stream: Iterator[Columns]) -> Generator[Columns, None, None]:
@@ -229,11 +229,13 @@ def warn_of_coupling(independence: Independence, names: list[str]) -> None:
     """Say that rows are coupled, where, and what follows."""
     where = f" at {independence.coupling}" if independence.coupling else ""
     reason = "rows of the batch meet" if mixes_rows(independence.coupling) else "rows of the batch may meet"
+    norm = "BatchNorm" in independence.coupling
+    remedy = "Put batch norm in eval mode or replace it, or" if norm else "Keep the rows apart in the model, or"
     data = f"; {', '.join(names)} gets each row's own part alone" if names else ""
     warnings.warn(
         CoupledRowsWarning(
             f"rows: {reason}{where}, so a loss depends on other rows than its own. Parameters get the full gradient of "
-            f'each loss{data}. Put batch norm in eval mode or replace it, or say independence="off" if this is meant.'
+            f'each loss{data}. {remedy} say independence="off" if this is meant.'
         ),
         stacklevel=4,
     )

@@ -2,6 +2,7 @@
 
 import statistics
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -10,12 +11,13 @@ from torch import Tensor
 
 from multiback.api import gradients, products, samples
 from multiback.api.answering import Options, prepare
-from multiback.errors import RequestError
+from multiback.arguments import Dim0, Losses, Wrt
+from multiback.errors import FreedGraphError, RequestError
 from multiback.independence import Mode
 from multiback.measure import clock
 from multiback.methods.columns import real_rows
 from multiback.planner import KINDS, Kind, Plan
-from multiback.request import Dim0, Losses, Wrt, request
+from multiback.request import request
 
 
 def plan(
@@ -111,7 +113,11 @@ def tune(
                 continue
             try:
                 taken = clock.time_call(lambda chosen=candidate: _answer(losses, wrt, kind, independence, dim0, chosen))
+            except FreedGraphError:
+                raise
             except RuntimeError:  # an operation that cannot be batched: the method is out
+                if len(times) == 1:
+                    raise
                 del times[candidate.method]
                 continue
             if number:
@@ -190,6 +196,8 @@ def verify(
     >>> bool(mb.verify(layer(torch.rand(4, 3)).sum(1), layer, kind="rows"))
     True
     """
+    if tolerance is not None and not (isinstance(tolerance, Real) and tolerance >= 0):
+        raise RequestError(f"tolerance: must be a number from 0 up; got {tolerance!r}. Leave it out for the dtype's.")
     chosen = plan(losses, wrt, kind=kind, independence=independence, dim0=dim0, method=method)
     found = _tensors(_answer(losses, wrt, kind, independence, dim0, chosen))
     slow = msgspec.structs.replace(chosen, method="loop", chunk=1)

@@ -9,10 +9,11 @@ from typing_extensions import TypedDict, Unpack
 from multiback import graph, traversals
 from multiback.api.answering import Options, Prepared, columns, freed_graphs_named, looked_at, prepare
 from multiback.api.filling import Slot, filled, repeated
+from multiback.arguments import Bare, Differentiable, Losses, Named, Weights, Wrt
 from multiback.methods import check_method, summed
 from multiback.methods.columns import Columns
 from multiback.planner import Plan
-from multiback.request import Bare, Differentiable, Losses, Named, Weights, Wrt, request, weights_of
+from multiback.request import request, weights_of
 
 
 class GradOptions(TypedDict, total=False, closed=True):

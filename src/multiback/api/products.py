@@ -4,10 +4,11 @@ import torch
 from torch import Tensor
 
 from multiback.api.answering import Options, Prepared, columns, prepare
+from multiback.arguments import Losses, Wrt
 from multiback.independence import Mode
 from multiback.methods.columns import Columns
 from multiback.planner import Plan
-from multiback.request import Losses, Wrt, request
+from multiback.request import request
 
 
 def gram(

@@ -9,11 +9,12 @@ from typing_extensions import TypedDict, Unpack
 
 from multiback.api.answering import Options, Prepared, columns, prepare, warn_of_coupling
 from multiback.api.filling import Slot, repeated
+from multiback.arguments import Bare, Differentiable, Dim0, Losses, Named, Wrt
 from multiback.errors import RequestError
 from multiback.independence import Mode
 from multiback.methods.columns import Columns, Spread
 from multiback.planner import Plan
-from multiback.request import Bare, Differentiable, Dim0, Losses, Named, Wrt, request
+from multiback.request import request
 
 
 class RowsOptions(TypedDict, total=False, closed=True):

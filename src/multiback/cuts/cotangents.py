@@ -11,9 +11,10 @@ from torch import Tensor
 from multiback import graph, traversals
 from multiback.api.answering import freed_graphs_named
 from multiback.api.gradients import jac
+from multiback.arguments import Losses
 from multiback.errors import RequestError
 from multiback.nested import dense
-from multiback.request import Losses, Target, request
+from multiback.request import Target, request
 
 
 @dataclass(frozen=True, eq=False)

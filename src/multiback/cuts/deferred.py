@@ -13,6 +13,7 @@ from typing_extensions import Self
 from multiback import graph, traversals
 from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
+from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
 from multiback.cuts.cotangents import Cotangents, cotangents_of, gradients_of, root_of, summed
 from multiback.cuts.existing import check_one, warn_forgotten
 from multiback.cuts.inference import Batch, Inferred, can_have_gradient, shown
@@ -21,7 +22,7 @@ from multiback.cuts.row_gradient import RowGradient, nonzero_rows
 from multiback.cuts.running import Run, Runner
 from multiback.errors import RequestError
 from multiback.nested import dense, map_tensors, tensors_in
-from multiback.request import Bare, Differentiable, Losses, Named, Target, Wrt, mirrored, targets_of
+from multiback.request import Target, mirrored, targets_of
 from multiback.survey import has_reentrant
 
 

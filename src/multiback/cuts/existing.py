@@ -13,12 +13,13 @@ from typing_extensions import Self
 from multiback import graph
 from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
+from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
 from multiback.cuts.cotangents import cotangents_of, gradients_of, root_of, summed
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import name_of
 from multiback.errors import ForgottenBackwardWarning, FreedGraphError, RequestError, StaleForwardError
 from multiback.nested import dense, map_tensors, tensors_in
-from multiback.request import Bare, Differentiable, Losses, Named, Target, Wrt, mirrored, targets_of
+from multiback.request import Target, mirrored, targets_of
 
 T = TypeVar("T")
 _FREED = (

@@ -1,6 +1,7 @@
 """Infers everything in batches: outputs, what is needed to run any batch again, and whether graphs are kept."""
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from multiback.states import BufferValues, Randomness
 
 Keep = Literal["graph", "recompute", "auto"]
 DEFAULT_BUDGET = 1 << 30
+_MOMENT = 0.5  # seconds
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,12 +108,15 @@ class Stand:
 
 
 def shown(wanted: bool | None, label: str, count: int) -> Iterator[int]:
-    """The numbers 0 to count - 1, with a progress line where there is more than one."""
-    if count < 2:
-        yield from range(count)
+    """The numbers 0 to count - 1, with a progress line once they have taken longer than a moment."""
+    begun, number = time.monotonic(), 0
+    while number < count and (wanted is None and time.monotonic() - begun < _MOMENT):
+        yield number
+        number += 1
+    if number == count:
         return
     with progress.showing(wanted) as update:
-        for number in range(count):
+        for number in range(number, count):
             update(Stand(f"{label} {number + 1} of {count}", number / count))
             yield number
 

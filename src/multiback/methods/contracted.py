@@ -8,12 +8,12 @@ from torch.autograd.graph import Node
 from typing_extensions import override
 
 from multiback import traversals
+from multiback.arguments import Differentiable
 from multiback.methods import failures, pages
 from multiback.methods.base import Method, Work, dense, placed, ranges
 from multiback.methods.columns import Answer, Columns, Contraction, summed_gradients
 from multiback.methods.plain import unbatchable
 from multiback.planner import Facts
-from multiback.request import Differentiable
 from multiback.rules.site import Use
 from multiback.survey import Cover, Pairs
 

@@ -10,7 +10,9 @@ _PROVEN: set[frozenset[str]] = set()
 
 def _made_of(survey: Survey) -> frozenset[str]:
     kinds = {type(node) for node in survey.nodes}
-    return frozenset((*(kind.__name__ for kind in kinds), *survey.python))
+    lookups = [node for node in survey.nodes if type(node).__name__.startswith("Embedding")]
+    sparse = ["sparse"] if any(getattr(node, "_saved_sparse", False) for node in lookups) else []
+    return frozenset((*(kind.__name__ for kind in kinds), *survey.python, *sparse))
 
 
 def prove(survey: Survey) -> None:
