@@ -29,25 +29,28 @@ def named_tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(field.name, getattr(value, field.name, None))
 
 
-def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same structure, its types kept, with every tensor changed; in the order of `tensors_in`."""
+def map_tensors(value: Any, change: Callable[[Tensor], Any], other: Callable[[Any], Any] | None = None) -> Any:
+    """The same structure, its types kept, with every tensor changed, in the order of `tensors_in`.
+
+    `other` changes what is neither a tensor nor a structure; it stays as it is without.
+    """
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, Mapping):
-        items = {key: map_tensors(item, change) for key, item in value.items()}
+        items = {key: map_tensors(item, change, other) for key, item in value.items()}
         return items if type(value) is dict else _like(value, items)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(map_tensors(item, change) for item in value))
+        return type(value)(*(map_tensors(item, change, other) for item in value))
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, change) for item in value]
+        items = [map_tensors(item, change, other) for item in value]
         return items if isinstance(value, list) else tuple(items)
     if _is_dataclass(value):
         changed = copy.copy(value)
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):  # frozen ones, too, are filled without their own checks
-                object.__setattr__(changed, field.name, map_tensors(getattr(value, field.name), change))
+                object.__setattr__(changed, field.name, map_tensors(getattr(value, field.name), change, other))
         return changed
-    return value
+    return value if other is None else other(value)
 
 
 def _is_dataclass(value: Any) -> bool:

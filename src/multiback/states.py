@@ -86,18 +86,25 @@ class Autocast:
 
 
 class Modes:
-    """Every module's train or eval mode."""
+    """Modules' train or eval modes."""
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        found = {id(module): module for root in modules for module in root.modules()}
-        self._modes = [(module, module.training) for module in found.values()]
+    def __init__(self) -> None:
+        self._modes: dict[nn.Module, bool] = {}
+
+    def add(self, root: nn.Module) -> None:
+        """Remember the modes of a module and its children, where they are not known yet."""
+        for module in root.modules():
+            self._modes.setdefault(module, module.training)
+
+    def __contains__(self, module: nn.Module) -> bool:
+        return module in self._modes
 
     @contextmanager
     def replayed(self) -> Generator[None]:
         """The same modes again, and on leaving those that were found."""
-        found = [(module, module.training) for module, _ in self._modes]
+        found = [(module, module.training) for module in self._modes]
         try:
-            for module, training in self._modes:
+            for module, training in self._modes.items():
                 module.training = training
             yield
         finally:
@@ -140,8 +147,16 @@ def buffers_of(modules: Sequence[nn.Module]) -> list[Buffer]:
 class BufferValues:
     """Copies of buffers, to be put back."""
 
-    def __init__(self, buffers: Iterable[Buffer]) -> None:
-        self._kept = {b: (b.tensor, b.tensor.detach().clone()) for b in buffers if b.tensor is not None}
+    def __init__(self, buffers: Iterable[Buffer] = ()) -> None:
+        self._kept: dict[Buffer, tuple[Tensor, Tensor]] = {}
+        self.add(buffers)
+
+    def add(self, buffers: Iterable[Buffer]) -> None:
+        """Copy these as well."""
+        for buffer in buffers:
+            tensor = buffer.tensor
+            if tensor is not None:
+                self._kept[buffer] = tensor, tensor.detach().clone()
 
     def changed(self) -> list[Buffer]:
         """The buffers that are another tensor now, or hold other values."""
@@ -153,7 +168,7 @@ class BufferValues:
 
     def only(self, buffers: Iterable[Buffer]) -> "BufferValues":
         """Those copies alone."""
-        found = BufferValues(())
+        found = BufferValues()
         found._kept = {buffer: self._kept[buffer] for buffer in buffers if buffer in self._kept}
         return found
 

@@ -1,9 +1,10 @@
 """From losses on stand-ins to their cotangents: what each brings to the stand-ins, and directly to `wrt`."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from multiback.errors import RequestError
 from multiback.nested import dense
 from multiback.request import Target, request
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, eq=False)
 class Cotangents:
@@ -26,13 +29,21 @@ class Cotangents:
 
 
 def cotangents_of(
-    losses: Losses, leaves: Sequence[Tensor], targets: Sequence[Target], *, retain_graph: bool
-) -> Iterator[Cotangents]:
-    """One by one, each by a traversal of the losses' own graph, which is freed by the last one."""
+    losses: Losses,
+    leaves: Sequence[Tensor],
+    targets: Sequence[Target],
+    taken: Callable[[Cotangents], T],
+    *,
+    retain_graph: bool,
+) -> list[T]:
+    """By loss, what `taken` takes from its cotangents, which are let go before the next loss's are made.
+
+    Each by a traversal of the loss's own graph, which is freed by the last one.
+    """
     wanted = [*leaves, *(target.given for target in targets)]
     asked = request(losses, wanted, retain_graph=retain_graph)
     scalars = asked.scalars()
-    found: list[Cotangents] = []
+    found: list[T] = []
     for number, scalar in enumerate(scalars):
         keep = retain_graph or number + 1 < len(scalars)
         with freed_graphs_named():
@@ -43,14 +54,14 @@ def cotangents_of(
                 f"losses: must be computed from cut.value; loss {number} does not depend on it. Use cut.value, or a "
                 "slice of it, in place of the model's output."
             )
-        found.append(Cotangents(values, got[len(leaves) :]))
-    places = range(len(found)) if asked.repeats is None else asked.repeats
-    return (found[place] for place in places)
+        found.append(taken(Cotangents(values, got[len(leaves) :])))
+    return found if asked.repeats is None else [found[place] for place in asked.repeats]
 
 
-def root_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> Tensor:
+def root_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> Tensor | None:
     """A scalar on the outputs' graphs whose gradient at each output is its cotangent, bit for bit.
 
+    None where no output that a loss uses has a graph.
     (Passing cotangents to the engine would say the same, but its first use in a process imports sympy.)
     """
     with torch.enable_grad():
@@ -61,23 +72,27 @@ def root_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> T
             for output, cotangent in zip(outputs, cotangents, strict=True)
             if cotangent is not None and output.requires_grad
         ]
-        return reduce(add, [part.to(parts[0].device, parts[0].dtype) for part in parts])
+        return reduce(add, [part.to(parts[0].device, parts[0].dtype) for part in parts]) if parts else None
 
 
 def gradients_of(
-    roots: Sequence[Tensor], targets: Sequence[Target], *, retain_graph: bool
+    roots: Sequence[Tensor | None], targets: Sequence[Target], *, retain_graph: bool
 ) -> list[list[Tensor | None]]:
     """By root, the gradient of each target; None where nothing can arrive."""
     found: list[list[Tensor | None]] = [[None] * len(targets) for _ in roots]
-    if len(roots) == 1:
-        return [traversals.plain(roots[0], [target.given for target in targets], retain_graph=retain_graph)]
-    nodes = set(graph.walk(graph.roots_of(roots)))
+    there = [(row, root) for row, root in zip(found, roots, strict=True) if root is not None]
+    nodes = set(graph.walk(graph.roots_of(root for _, root in there)))
     places = [place for place, target in enumerate(targets) if target.edge.node in nodes]
-    if places:
-        columns = jac(roots, [targets[place].given for place in places], retain_graph=retain_graph)
-        for place, column in zip(places, columns, strict=True):
-            for row, gradient in zip(found, column, strict=True):
-                row[place] = gradient
+    if not places:
+        return found
+    wanted = [targets[place].given for place in places]
+    if len(there) == 1:
+        columns = [[one] for one in traversals.plain(there[0][1], wanted, retain_graph=retain_graph)]
+    else:
+        columns = jac([root for _, root in there], wanted, retain_graph=retain_graph)
+    for place, column in zip(places, columns, strict=True):
+        for (row, _), gradient in zip(there, column, strict=True):
+            row[place] = gradient
     return found
 
 

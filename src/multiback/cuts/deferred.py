@@ -1,29 +1,29 @@
 """A cut of a model and its data: everything inferred in batches, gradients of chosen rows afterwards."""
 
+import itertools
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, overload
 
-import torch
 from torch import Tensor
-from torch.autograd.graph import Node
 from typing_extensions import Self
 
-from multiback import graph, traversals
-from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
-from multiback.cuts.cotangents import Cotangents, cotangents_of, gradients_of, root_of, summed
-from multiback.cuts.existing import check_one, warn_forgotten
-from multiback.cuts.inference import Batch, Inferred, can_have_gradient, shown
-from multiback.cuts.routing import Routed, disjoint, spread, union
-from multiback.cuts.row_gradient import RowGradient, nonzero_rows
-from multiback.cuts.running import Run, Runner
+from multiback.cuts.batches import Batch, Inferred
+from multiback.cuts.cotangents import cotangents_of, gradients_of, root_of, summed
+from multiback.cuts.data_gradients import DataGradients, Piece, accumulate, joined, traversed
+from multiback.cuts.existing import check_one, refuse_inference_mode, warn_forgotten, warn_orphans
+from multiback.cuts.inference import shown
+from multiback.cuts.routing import Routed, spread, union
+from multiback.cuts.row_gradient import RowGradient
+from multiback.cuts.running import Runner
 from multiback.errors import RequestError
-from multiback.nested import dense, map_tensors, tensors_in
+from multiback.nested import dense
 from multiback.request import Target, mirrored, targets_of
-from multiback.survey import has_reentrant
+from multiback.survey import REENTRANT
 
 
 class DeferredCut:
@@ -55,6 +55,7 @@ class DeferredCut:
         self.keep = "graph" if inferred.keeping else "recompute"
         self.graph_bytes = inferred.graph_bytes
         self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+        warn_orphans(self, self._leaves)
 
     @property
     def coupling(self) -> str:
@@ -105,6 +106,7 @@ class DeferredCut:
         were drawn, of the touched batches; a traversal alone where graphs are kept. Holds the graph
         of one batch at a time.
         """
+        refuse_inference_mode()
         for leaf in self._leaves:
             leaf.grad = None if leaf.grad is None else dense(leaf.grad.detach())
         waiting = [leaf.grad for leaf in self._leaves]
@@ -114,21 +116,24 @@ class DeferredCut:
                 "last used up. Call loss.backward() on losses computed from cut.value first."
             )
         self._inferred.model.check_unchanged()
-        data = _DataGradients(self._inferred.source.tensors)
+        data = DataGradients(self._inferred.source.tensors)
         try:
             for batch, parts in self._touched([Routed.of(0, waiting)]):
-                with self._runner.run(batch, union(parts), data=data.wanted) as run:
+                with self._runner.run(batch, union(parts)) as run:
                     root = root_of(run.outputs, spread(parts, run.rows))
-                    _backward(root, run, data, retain_graph=run.kept and retain_graph)
+                    keep = run.shared or (retain_graph and batch.kept is not None)
+                    if root is not None:
+                        accumulate(root, run, data, retain_graph=keep)
                 if not retain_graph:
                     batch.kept = None
                 for gradient in waiting:
                     if gradient is not None:
                         gradient[batch.start : batch.stop] = 0
         finally:
-            if any(gradient is not None for gradient in data.found):
-                data.root().backward(retain_graph=retain_graph)
-        if not (retain_graph or any(batch.kept for batch in self._inferred.batches)):
+            root = data.root()
+            if root is not None:
+                root.backward(retain_graph=retain_graph)
+        if not any(batch.kept for batch in self._inferred.batches):
             self.keep = "recompute"
         for leaf in self._leaves:
             leaf.grad = None
@@ -183,22 +188,31 @@ class DeferredCut:
         traversal where the model keeps rows apart; parameter gradients take what `mb.jac` takes.
         Holds K answers.
         """
-        targets, structure = ((), "tuple") if wrt is None else targets_of(wrt)
-        if wrt is None and not any(map(can_have_gradient, self._data_of_first_row())):
-            raise RequestError(
-                "wrt: must be given where the data hold no floating tensor; got None. Name parameters or a module."
-            )
-        self._inferred.model.check_unchanged()
-        found = list(cotangents_of(losses, self._leaves, targets, retain_graph=retain_graph))
-        routed = [Routed.of(number, one.values) for number, one in enumerate(found)]
+        refuse_inference_mode()
+        found = self._inferred
+        if found.reentrant:
+            raise RequestError(REENTRANT)
         if wrt is None:
-            return self._rows_of_data(routed)
-        answers = self._targets(routed, found, targets)
+            found.check_data_alone()
+        tensors = [tensor for tensor in found.source.tensors if tensor.requires_grad]
+        asked = tensors if wrt is None else wrt  # of data that require grad a loss may make direct use
+        targets, structure = targets_of(asked) if wrt is not None or tensors else ((), "tuple")
+        found.model.check_unchanged()
+        upstream = any(not tensor.is_leaf for tensor in tensors)
+        numbers = itertools.count()
+        routed = cotangents_of(
+            losses,
+            self._leaves,
+            targets,
+            lambda one: (Routed.of(next(numbers), one.values), one.direct),
+            retain_graph=retain_graph or upstream,
+        )
+        parts = [replace(part, loss=number) for number, (part, _) in enumerate(routed)]
+        direct = [one for _, one in routed]
+        if wrt is None:
+            return self._rows_of_data(parts, direct)
+        answers = self._targets(parts, direct, targets)
         return [mirrored(structure, targets, answer) for answer in answers]
-
-    def _data_of_first_row(self) -> list[Tensor]:
-        source = self._inferred.source
-        return list(source.tensors) or tensors_in(next(iter(source.read([[0]]))))
 
     def _touched(self, routed: Sequence[Routed]) -> Iterator[tuple[Batch, list[Routed]]]:
         """The batches that hold any of the rows, with what each loss has there."""
@@ -208,123 +222,36 @@ class DeferredCut:
         for number in shown(self._progress, "back-propagating batch", len(touched)):
             yield touched[number]
 
-    def _rows_of_data(self, routed: Sequence[Routed]) -> list[RowGradient]:
-        pieces: list[list[tuple[Tensor, list[Tensor | None]]]] = [[] for _ in routed]
-        template: Any = None
+    def _rows_of_data(self, routed: Sequence[Routed], direct: Sequence[list[Tensor | None]]) -> list[RowGradient]:
+        pieces: list[list[Piece]] = [[] for _ in routed]
         for batch, parts in self._touched(routed):
-            with self._runner.run(batch, union(parts), data=True) as run:
-                template = run.inputs
-                for loss, rows, gradients in _traversed(run, parts):
-                    pieces[loss].append((rows, gradients))
-        if template is None:
-            template = next(iter(self._inferred.source.read([[0]])))
+            with self._runner.run(batch, union(parts)) as run, freed_graphs_named():
+                for loss, piece in traversed(run, parts):
+                    pieces[loss].append(piece)
+        data = DataGradients(self._inferred.source.tensors)
         device = self._leaves[0].device
-        return [_joined(found, template, self.num_rows, device) for found in pieces]
+        return [
+            joined([*found, *data.pieces(own)], self._inferred.template, self.num_rows, device)
+            for found, own in zip(pieces, direct, strict=True)
+        ]
 
     def _targets(
-        self, routed: Sequence[Routed], found: Sequence[Cotangents], targets: Sequence[Target]
+        self, routed: Sequence[Routed], direct: Sequence[list[Tensor | None]], targets: Sequence[Target]
     ) -> list[list[Tensor]]:
         """By loss, the gradient of every target: direct, by way of the model, and by way of the data's own graph."""
-        totals: list[list[Tensor | None]] = [list(one.direct) for one in found]
-        data = [_DataGradients(self._inferred.source.tensors) for _ in found]
-        wanted = data[0].wanted
+        totals = [list(one) for one in direct]
+        data = [DataGradients(self._inferred.source.tensors) for _ in direct]
         for batch, parts in self._touched(routed):
-            with self._runner.run(batch, union(parts), data=wanted) as run:
+            with self._runner.run(batch, union(parts)) as run, freed_graphs_named():
                 roots = [root_of(run.outputs, spread([part], run.rows)) for part in parts]
-                given = tensors_in(run.inputs)
-                if wanted:
-                    for part, root in zip(parts, roots, strict=True):
-                        got = traversals.plain(root, data[part.loss].chosen(given), retain_graph=True)
-                        data[part.loss].add(got, run.rows)
-                with freed_graphs_named():
-                    gradients = gradients_of(roots, targets, retain_graph=run.kept)
+                for part, root in zip(parts, roots, strict=True):
+                    data[part.loss].gather(root, run)
+                gradients = gradients_of(roots, targets, retain_graph=run.keep)
             for part, row in zip(parts, gradients, strict=True):
                 _add(totals[part.loss], row)
         for one, total in zip(data, totals, strict=True):
-            if any(gradient is not None for gradient in one.found):
-                _add(total, traversals.plain(one.root(), [target.given for target in targets], retain_graph=True))
+            _add(total, gradients_of([one.root()], targets, retain_graph=True)[0])
         return [[summed([one], target.zeros) for one, target in zip(total, targets, strict=True)] for total in totals]
-
-
-class _DataGradients:
-    """Gradients of the data tensors that require grad, gathered row by row over their whole length."""
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._tensors = [tensor for tensor in tensors if tensor.requires_grad]
-        self._places = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
-        self.found: list[Tensor | None] = [None] * len(self._tensors)
-
-    @property
-    def wanted(self) -> bool:
-        """Whether any does."""
-        return bool(self._tensors)
-
-    def chosen(self, given: Sequence[Tensor]) -> list[Tensor]:
-        """Of a run's data, the tensors that stand for them."""
-        return [given[place] for place in self._places]
-
-    def add(self, gradients: Sequence[Tensor | None], rows: Tensor) -> None:
-        """Add the gradients of some rows."""
-        for place, (tensor, gradient) in enumerate(zip(self._tensors, gradients, strict=True)):
-            if gradient is not None:
-                whole = self.found[place]
-                whole = torch.zeros_like(tensor) if whole is None else whole
-                self.found[place] = whole.index_add_(0, rows.to(tensor.device), gradient.to(tensor.device))
-
-    def root(self) -> Tensor:
-        """A scalar above the data whose gradient at each is what was gathered."""
-        return root_of(self._tensors, self.found)
-
-
-def _backward(root: Tensor, run: Run, data: _DataGradients, *, retain_graph: bool) -> None:
-    """One traversal into `.grad` of the parameters, and into what is gathered for the data."""
-    given = [tensor for tensor in tensors_in(run.inputs) if tensor.requires_grad]
-    restricted = bool(given) and not data.wanted
-    nodes = graph.walk(graph.roots_of([root])) if restricted else list[Node]()
-    if has_reentrant(node.name() for node in nodes):  # it takes no choice of leaves
-        nodes.clear()
-    leaves = [leaf for leaf in map(graph.leaf_of, nodes) if leaf is not None and all(leaf is not one for one in given)]
-    if nodes and not leaves:
-        return
-    backward(root, wrt=leaves or None, retain_graph=retain_graph)
-    data.add([tensor.grad for tensor in data.chosen(tensors_in(run.inputs))], run.rows)
-    for tensor in given:
-        tensor.grad = None
-
-
-def _traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Tensor, list[Tensor | None]]]:
-    """By loss: its rows in this run, and the gradients of the data there."""
-    leaves = [tensor for tensor in tensors_in(run.inputs) if tensor.requires_grad]
-    groups = list(disjoint(parts)) if run.apart else [[part] for part in parts]
-    for number, group in enumerate(groups):
-        root = root_of(run.outputs, spread(group, run.rows))
-        keep = run.kept or number + 1 < len(groups)
-        with freed_graphs_named():
-            gradients = traversals.plain(root, leaves, retain_graph=keep)
-        there = [gradient for gradient in gradients if gradient is not None]
-        for part in group:
-            # where rows meet, a loss may touch others of its batch than those whose output it uses
-            rows = part.rows if run.apart else torch.cat([part.rows, run.rows[nonzero_rows(there)]]).unique()
-            index = torch.searchsorted(run.rows, rows)
-            yield part.loss, rows, [None if one is None else one[index.to(one.device)] for one in gradients]
-
-
-def _joined(
-    pieces: Sequence[tuple[Tensor, list[Tensor | None]]], template: Any, num_rows: int, device: torch.device
-) -> RowGradient:
-    """The pieces of all batches as one; `template` is a batch of the data."""
-    rows = torch.cat([torch.empty(0, dtype=torch.int64), *(rows for rows, _ in pieces)])
-    columns = iter(zip(*(gradients for _, gradients in pieces), strict=True))
-
-    def values(tensor: Tensor) -> Tensor | None:
-        if not can_have_gradient(tensor):
-            return None
-        parts = [tensor.detach().new_zeros(0, *tensor.shape[1:])]
-        for (own, _), found in zip(pieces, next(columns, ()), strict=False):
-            parts.append(tensor.detach().new_zeros(len(own), *tensor.shape[1:]) if found is None else found)
-        return torch.cat(parts)
-
-    return RowGradient(rows.to(device), map_tensors(template, values), num_rows)
 
 
 def _add(total: list[Tensor | None], more: Sequence[Tensor | None]) -> None:

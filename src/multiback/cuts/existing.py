@@ -20,6 +20,7 @@ from multiback.cuts.naming import name_of
 from multiback.errors import ForgottenBackwardWarning, FreedGraphError, RequestError, StaleForwardError
 from multiback.nested import dense, map_tensors, tensors_in
 from multiback.request import Target, mirrored, targets_of
+from multiback.survey import REENTRANT, has_reentrant
 
 T = TypeVar("T")
 _FREED = (
@@ -52,19 +53,17 @@ class Cut(Generic[T]):
                 f"cut: must be given an output with a graph; got {type(output).__name__} with {got}. Compute it "
                 "outside no_grad(), or give the model and its data."
             )
-        if torch.is_inference_mode_enabled():
-            raise RequestError(
-                "cut: must be made outside torch.inference_mode(), where no tensor can get a gradient; got a call "
-                "inside. Leave the block first."
-            )
+        refuse_inference_mode()
         self._outputs = list(outputs.values())
         self._leaves = [tensor.detach().requires_grad_() for tensor in self._outputs]
         leaves = dict(zip(outputs, self._leaves, strict=True))
         self.value = map_tensors(output, lambda tensor: leaves.get(id(tensor), tensor))
+        self._versions = [tensor._version for tensor in self._outputs]
         self._parts = graph.leaves_of(self._outputs)
         self._before = Fingerprints([(lambda part=part: name_of(part), part) for part in self._parts])
         self._freed = False
         self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+        warn_orphans(self, self._leaves)
 
     def __enter__(self) -> Self:
         return self
@@ -103,7 +102,9 @@ class Cut(Generic[T]):
         self._check()
         there = [None if gradient is None else dense(gradient.detach()) for gradient in gradients]
         with freed_graphs_named():
-            backward(root_of(self._outputs, there), retain_graph=retain_graph)
+            root = root_of(self._outputs, there)
+            if root is not None:
+                backward(root, retain_graph=retain_graph)
         self._freed = not retain_graph
         for leaf in self._leaves:
             leaf.grad = None
@@ -160,7 +161,9 @@ class Cut(Generic[T]):
             )
         targets, structure = targets_of(wrt)
         self._check()
-        found = list(cotangents_of(losses, self._leaves, targets, retain_graph=retain_graph))
+        if has_reentrant(node.name() for node in graph.walk(graph.roots_of(self._outputs))):
+            raise RequestError(REENTRANT)
+        found = cotangents_of(losses, self._leaves, targets, lambda one: one, retain_graph=retain_graph)
         with freed_graphs_named():
             through = gradients_of([root_of(self._outputs, c.values) for c in found], targets, retain_graph=True)
         answers = [_total(targets, one.direct, by_model) for one, by_model in zip(found, through, strict=True)]
@@ -169,6 +172,11 @@ class Cut(Generic[T]):
     def _check(self) -> None:
         if self._freed:
             raise FreedGraphError(_FREED)
+        if [tensor._version for tensor in self._outputs] != self._versions:
+            raise StaleForwardError(
+                "cut: must stand in for an output that stays as it is; it has been written to in place since the cut "
+                "was made. Cut the result of that operation, or do it out of place."
+            )
         changed = self._before.changed()
         if changed is not None:
             raise StaleForwardError(
@@ -184,6 +192,15 @@ def _total(
     return [summed(pair, target.zeros) for target, *pair in zip(targets, direct, by_model, strict=True)]
 
 
+def refuse_inference_mode() -> None:
+    """RequestError where no tensor can get a gradient."""
+    if torch.is_inference_mode_enabled():
+        raise RequestError(
+            "cut: must be made and used outside torch.inference_mode(), where no tensor can get a gradient; got a call "
+            "inside. Leave the block first."
+        )
+
+
 def check_one(loss: object) -> None:
     """RequestError unless it is a tensor of one element."""
     if isinstance(loss, Tensor) and loss.numel() != 1:
@@ -193,6 +210,24 @@ def check_one(loss: object) -> None:
         )
     if not isinstance(loss, Tensor):
         raise RequestError(f"loss: must be a tensor; got {type(loss).__name__}. Give a scalar computed from cut.value.")
+
+
+def warn_orphans(cut: object, leaves: Sequence[Tensor]) -> None:
+    """Warn of a gradient that arrives on a stand-in after its cut has gone."""
+    alive = weakref.ref(cut)
+
+    def arrived(_gradient: Tensor) -> None:
+        if alive() is None:
+            warnings.warn(
+                ForgottenBackwardWarning(
+                    "a gradient arrives on the value of a cut that is gone, so it cannot reach the model. Keep the cut "
+                    "until its backward()."
+                ),
+                stacklevel=2,
+            )
+
+    for leaf in leaves:
+        leaf.register_hook(arrived)
 
 
 def warn_forgotten(leaves: list[Tensor]) -> None:

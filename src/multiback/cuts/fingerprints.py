@@ -1,7 +1,8 @@
 """Fingerprints of tensors' bits, by which a later change is seen, also one through `.data`.
 
-A fingerprint is a sum of the bits as 64-bit words, modulo 2^64, in buckets by position and weighted
-by bucket: no order of summation changes it, and one read of the tensor is all it costs.
+The bits of a tensor, as 64-bit words, are laid out as a matrix; its row sums and its column sums, each
+weighted by position and added modulo 2^64, are the fingerprint. No order of summation changes it, two
+reads of the tensor are all it costs, and blocks that change places change it.
 """
 
 import functools
@@ -10,14 +11,14 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_ROW_BUCKETS, _LARGE_BUCKETS = 61, 4093  # primes: a permutation of aligned rows moves words between buckets
+_WIDTH, _LARGE_WIDTH = 61, 4093  # primes, so that a tensor's own rows do not line up with the matrix's
 _LARGE = 1 << 16
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @functools.cache
-def _weights(count: int) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
+def _weights(count: int, salt: int) -> Tensor:
+    generator = torch.Generator().manual_seed(salt)
     return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) | 1
 
 
@@ -37,14 +38,19 @@ def of_rows(tensor: Tensor) -> Tensor:
     if not flat.numel():
         return torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
     words = _words(flat.reshape(flat.shape[0], -1))
-    buckets = _LARGE_BUCKETS if words.shape[1] >= _LARGE else _ROW_BUCKETS
-    whole = words.shape[1] // buckets * buckets
-    found = torch.zeros(words.shape[0], dtype=torch.int64, device=words.device)
+    width = _LARGE_WIDTH if words.shape[1] >= _LARGE else _WIDTH
+    whole = words.shape[1] // width * width
+    found = _weighted(words[:, whole:], 2)
     if whole:
-        sums = words[:, :whole].reshape(words.shape[0], -1, buckets).sum(1)
-        found += (sums * _weights(buckets).to(words.device)).sum(1)
-    rest = words[:, whole:]
-    return found + (rest * _weights(buckets)[: rest.shape[1]].to(words.device)).sum(1) * 3
+        table = words[:, :whole].reshape(words.shape[0], -1, width)
+        found = found + _weighted(table.sum(1), 0) + _weighted(table.sum(2), 1)
+    return found
+
+
+def _weighted(sums: Tensor, salt: int) -> Tensor:
+    """[B] from [B, m], every column with a weight of its own."""
+    size = 1 << max(sums.shape[1] - 1, 1).bit_length()
+    return (sums * _weights(size, salt)[: sums.shape[1]].to(sums.device)).sum(1)
 
 
 def of_tensor(tensor: Tensor) -> Tensor | None:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -11,79 +11,19 @@ from torch import Tensor
 
 from multiback import graph
 from multiback.cuts import locality
+from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far, rows_apart
+from multiback.cuts.confirming import confirm
 from multiback.cuts.models import Model
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import OptionError, RequestError
-from multiback.nested import map_tensors, tensors_in
+from multiback.nested import map_tensors, named_tensors, tensors_in
 from multiback.report import progress
 from multiback.states import BufferValues, Randomness
+from multiback.survey import has_reentrant
 
 Keep = Literal["graph", "recompute", "auto"]
 DEFAULT_BUDGET = 1 << 30
 _MOMENT = 0.5  # seconds
-
-
-@dataclass(frozen=True, eq=False)
-class Kept:
-    """A batch's graph: its differentiable outputs and the data they were computed from."""
-
-    outputs: list[Tensor]
-    inputs: Any
-
-
-@dataclass(eq=False)
-class Batch:
-    """Rows `start` to `stop`, and what is needed to run them again as they were; `kept` is their graph."""
-
-    start: int
-    stop: int
-    random: Randomness | None
-    buffers: BufferValues
-    kept: Kept | None = None
-
-    @property
-    def rows(self) -> range:
-        """The numbers of its rows."""
-        return range(self.start, self.stop)
-
-
-@dataclass(eq=False)
-class Inferred:
-    """Everything that inference leaves behind.
-
-    Attributes
-    ----------
-    output : the structure of the model's output, its tensors [N, ...].
-    places : which of its tensors are differentiable, by number.
-    prints : fingerprints of the data's rows.
-    move : brings a batch to the device that runs it.
-    coupling : where rows of the data meet in the model, or what is not known to keep them apart; empty
-        where each row can be run by itself.
-    graph_bytes : predicted bytes of the graphs of all batches, data that are copies included.
-    keeping : whether they are kept.
-    """
-
-    model: Model
-    source: Source
-    output: Any
-    places: list[int]
-    prints: RowPrints
-    move: Callable[[Any], Any]
-    coupling: str
-    graph_bytes: int
-    keeping: bool
-    signatures: set[locality.Signature] = field(default_factory=set)
-    batches: list[Batch] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[Tensor]:
-        """The differentiable outputs [N, ...]."""
-        return self.differentiable(self.output)
-
-    def differentiable(self, output: Any) -> list[Tensor]:
-        """The differentiable tensors of an output of this structure."""
-        tensors = tensors_in(output)
-        return [tensors[place] for place in self.places]
 
 
 @dataclass(frozen=True)
@@ -116,19 +56,9 @@ def shown(wanted: bool | None, label: str, count: int) -> Iterator[int]:
     if number == count:
         return
     with progress.showing(wanted) as update:
-        for number in range(number, count):
+        for number in range(number, count):  # noqa: B020 - goes on where the other loop ended
             update(Stand(f"{label} {number + 1} of {count}", number / count))
             yield number
-
-
-def leaves_like(data: Any, *, grad: bool) -> Any:
-    """The data as leaves of their own; those that can have a gradient require it, if asked."""
-    return map_tensors(data, lambda tensor: tensor.detach().requires_grad_(grad and can_have_gradient(tensor)))
-
-
-def can_have_gradient(tensor: Tensor) -> bool:
-    """Whether a tensor of that dtype can."""
-    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Options) -> Inferred:
@@ -138,41 +68,57 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
     groups = iter(source.read([range(*pair) for pair in bounds]))
     prints = RowPrints(source.num_rows)
     found: Inferred | None = None
-    parameters: list[Tensor] = []
+    parameters: dict[int, Tensor] = {}
     for number in shown(options.progress, "inferring batch", len(bounds)):
-        group = next(groups)
-        prints.keep(bounds[number][0], group)
-        inputs, (output, random, buffers) = _run(model, move(group), grad=found is None or found.keeping)
-        del group
+        given = move(next(groups))
+        prints.keep(bounds[number][0], given)
+        begun = operations_so_far()
+        inputs, (output, random, buffers) = _run(model, given, grad=found is None or found.keeping)
+        batch = Batch(*bounds[number], random, buffers)
+        first = found is None
         if found is None:
             found = _decided(model, source, prints, move, options, output, inputs)
-            parameters = _others(found.differentiable(output), inputs)
-        batch = Batch(*bounds[number], random, buffers)
-        if found.keeping:
-            batch.kept = Kept(found.differentiable(output), inputs)
-        found.batches.append(batch)
         _store(found.output, output, batch)
-        del inputs, output
+        found.batches.append(batch)
+        if first or found.keeping:
+            kept = _kept(found, output, inputs, begun)
+            parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
+            if first and kept.apart:
+                confirm(found, batch, kept)
+                kept = replace(kept, apart=not found.coupling)
+            batch.kept = kept if found.keeping else None
+            del kept
+        del given, inputs, output
     if found is None:
         raise AssertionError("a source has at least one row")
-    model.settle(parameters)
+    model.settle(parameters.values())
     return found
+
+
+def _kept(found: Inferred, output: Any, inputs: Any, begun: int) -> Kept:
+    outputs = found.differentiable(output)
+    return Kept(outputs, inputs, rows_apart(found, outputs, inputs), is_shared(outputs, begun))
 
 
 def _run(model: Model, given: Any, *, grad: bool) -> tuple[Any, tuple[Any, Randomness | None, BufferValues]]:
     """The data as leaves, and what the model makes of them.
 
     A model that works with its own graph, such as one that differentiates inside its forward, is given
-    one for every batch, which is then dropped.
+    one for every batch, which is then dropped; one that writes to its data is given copies.
     """
-    inputs = leaves_like(given, grad=grad or model.needs_graph)
+    grad = grad or model.needs_graph
+    inputs = leaves_like(given, grad=grad)
     try:
-        return inputs, model.infer(inputs, grad=grad or model.needs_graph)
-    except Exception:
-        if grad or model.needs_graph:
+        return inputs, model.infer(inputs, grad=grad)
+    except (RuntimeError, AttributeError) as error:
+        text = str(error)
+        if "leaf Variable" in text and "in-place" in text and not model.needs_copy:
+            model.needs_copy = True
+        elif not grad and ("grad" in text or "register_" in text):
+            model.needs_graph = True
+        else:
             raise
-        model.needs_graph = True
-        return _run(model, given, grad=False)
+    return _run(model, given, grad=grad)
 
 
 def _decided(
@@ -198,19 +144,25 @@ def _decided(
     facts = graph.read(outputs, inputs=given)
     copied = sum(t.numel() * t.element_size() for t in given) if not source.tensors else 0
     predicted = math.ceil((facts.saved_bytes + copied) * source.num_rows / rows)
-    coupled = locality.coupling(outputs, given, rows) if rows > 1 else "batches of one row"
     return Inferred(
         model,
         source,
-        map_tensors(output, lambda tensor: _room(tensor, source.num_rows, options.keep_on)),
+        map_tensors(output, lambda tensor: _room(tensor, source.num_rows, options.keep_on), _plain),
         places,
         prints,
         move,
-        coupled,
+        locality.coupling(outputs, given, rows) if rows > 1 else "batches of one row",
         predicted,
         _keeps(options, predicted, readable=not facts.unreadable),
-        set() if coupled else {locality.signature(outputs)},
+        map_tensors(inputs, lambda tensor: tensor.detach()[:0]),
+        has_reentrant(node.name() for node in graph.walk(graph.roots_of(outputs))),
+        graph.reaches(outputs, [tensor for tensor in source.tensors if tensor.requires_grad]),
     )
+
+
+def _plain(value: Any) -> Any:
+    """What stands beside tensors in an output: texts and flags; what may differ by batch is left out."""
+    return value if value is None or isinstance(value, (str, bool)) else None
 
 
 def _keeps(options: Options, predicted: int, *, readable: bool) -> bool:
@@ -247,11 +199,17 @@ def _store(whole: Any, output: Any, batch: Batch) -> None:
     """Copy a batch's outputs to their rows."""
     places, tensors = tensors_in(whole), tensors_in(output)
     _check_rows(tensors, len(batch.rows))
-    shapes, known = [list(t.shape[1:]) for t in tensors], [list(t.shape[1:]) for t in places]
-    if shapes != known:
+    if _described(output) != _described(whole):
         raise OptionError(
-            f"model: must give outputs of the same shapes for every batch; got {shapes} for rows {batch.start} to "
-            f"{batch.stop - 1} and {known} before them, rows left out. Pad the outputs to one length."
+            f"model: must give outputs of the same names, shapes and dtypes for every batch; got {_described(output)} "
+            f"for rows {batch.start} to {batch.stop - 1} and {_described(whole)} before them, rows left out. Pad them "
+            "to one length."
         )
     for place, tensor in zip(places, tensors, strict=True):
         place[batch.start : batch.stop] = tensor.detach()
+
+
+def _described(output: Any) -> str:
+    """Every tensor's name, shape without its rows, and dtype."""
+    named = named_tensors("output", output)
+    return ", ".join(f"{name} {list(t.shape[1:])} {str(t.dtype).removeprefix('torch.')}" for name, t in named)

@@ -1,7 +1,6 @@
-"""Whether each row of an output follows from the same row of the data alone, so that rows can be run by themselves.
+"""Whether each row of an output follows from the same row of the data alone, by the graph of a whole batch.
 
-The walk of `multiback.independence` proves it on the graph of a whole batch. The graph of some rows
-is trusted where it has the same operations, wired alike, as one that was proven.
+The walk of `multiback.independence` proves it for everything that the graph holds.
 """
 
 import math
@@ -14,7 +13,6 @@ from multiback import graph
 from multiback.independence.layouts import Layout, State
 from multiback.independence.locality import prove
 
-Signature = tuple[tuple[str, tuple[int, ...]], ...]
 # What may stand between a parameter and the rows that all use it: operations of parameters alone,
 # whose result no row of the data changes.
 _OF_PARAMETERS = {
@@ -43,12 +41,19 @@ def coupling(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rows: int) -> 
             state = found.states.get(get_gradient_edge(tensor).node, {}).get(0) if tensor.requires_grad else None
             if state is not None and state != Layout(math.prod(tensor.shape[1:])):
                 return "data that every row uses"
+        counting = [node for node in found.states if _counts_the_batch(node)]
+        if counting:
+            return f"{counting[0].name()}, which scales by frequency in the batch"
         shared = [node for node, arrived in found.states.items() if not _is_laid_out(arrived)]
         data = {id(tensor) for tensor in inputs}
         for node in graph.walk(shared):
             if id(graph.leaf_of(node)) in data or not _of_parameters(node, rows):
                 return node.name()
     return ""
+
+
+def _counts_the_batch(node: Node) -> bool:
+    return bool(getattr(node, "_saved_scale_grad_by_freq", False))
 
 
 def _is_laid_out(arrived: dict[int, State]) -> bool:
@@ -58,13 +63,8 @@ def _is_laid_out(arrived: dict[int, State]) -> bool:
 def _of_parameters(node: Node, rows: int) -> bool:
     name = node.name().rstrip("0123456789")
     if name == "EmbeddingBackward":  # positions, looked up alike for every row
+        if _counts_the_batch(node):
+            return False
         indices = getattr(node, "_saved_indices", None)
         return isinstance(indices, Tensor) and (indices.ndim < 2 or indices.shape[0] != rows)
     return name in _OF_PARAMETERS
-
-
-def signature(outputs: Sequence[Tensor]) -> Signature:
-    """The operations of the outputs' graphs and how they are wired; a microsecond or two a node."""
-    nodes = graph.walk(graph.roots_of(outputs))
-    numbers: dict[Node | None, int] = {node: number for number, node in enumerate(nodes)}
-    return tuple((node.name(), tuple(numbers.get(child, -1) for child, _ in node.next_functions)) for node in nodes)

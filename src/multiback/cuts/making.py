@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from multiback.cuts.deferred import DeferredCut
-from multiback.cuts.existing import Cut
+from multiback.cuts.existing import Cut, refuse_inference_mode
 from multiback.cuts.inference import Keep, Options, infer
 from multiback.cuts.models import Model
 from multiback.cuts.sources import Collate, source_of
@@ -120,11 +120,7 @@ def cut(
         raise OptionError(f"batch_size: must be a positive whole number; got {batch_size!r}. Leave it out for 256.")
     if keep not in ("graph", "recompute", "auto"):
         raise OptionError(f'keep: must be one of graph, recompute, auto; got {keep!r}. Leave it out for "auto".')
-    if torch.is_inference_mode_enabled():
-        raise OptionError(
-            "cut: must be made outside torch.inference_mode(), where no tensor can get a gradient; got a call inside. "
-            "Leave the block first."
-        )
+    refuse_inference_mode()
     source = source_of(data, collate_fn, workers)
     target = None if device is None else _device("device", device)
     room = None if keep_on is None else _device("keep_on", keep_on)

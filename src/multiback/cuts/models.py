@@ -1,7 +1,6 @@
 """The model of a cut: its modules, parameters, buffers and modes, and running it again as it was."""
 
-import functools
-import inspect
+import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
@@ -12,66 +11,106 @@ from torch import Tensor, nn
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import name_of
 from multiback.errors import StaleForwardError
-from multiback.nested import called
+from multiback.nested import called, map_tensors
 from multiback.states import Autocast, Buffer, BufferValues, Modes, Randomness, buffers_of, random_kept
 
 
 class Model:
-    """A callable with the modules that it runs, as they stand when this is made.
+    """A callable, and the modules that it has been seen to run, as they stood when they were first met.
 
-    Of a function, the modules are those in its arguments, closure and globals; parameters that it
-    holds elsewhere are added when a graph shows them.
+    Of a module all parts are known beforehand; a function's modules are met when it calls them.
+    Parameters that belong to no module are added when a graph shows them.
+
+    Attributes
+    ----------
+    needs_graph : whether it only runs with a graph, as one that differentiates inside its forward.
+    needs_copy : whether it writes to its data, so that it must be given copies of the leaves.
     """
 
     def __init__(self, call: Callable[..., Any], device_types: Iterable[str]) -> None:
         self._call = call
-        self.modules = _modules_of(call)
-        self._modes = Modes(self.modules)
         self._autocast = Autocast.read(device_types)
-        self.buffers = buffers_of(self.modules)
+        self.modes = Modes()
+        self._modules: list[nn.Module] = []
+        self._buffers: list[Buffer] = []
+        self._fresh: list[Buffer] = []  # not yet seen through a forward
         self._written: dict[Buffer, None] = {}
-        self._first = True
-        self.needs_graph = False
+        self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
+        self.needs_graph = self.needs_copy = False
+        if isinstance(call, nn.Module):
+            self._meet(call, BufferValues())
+
+    def _meet(self, module: nn.Module, held: BufferValues) -> None:
+        """Take in a module that is about to run for the first time."""
+        if module in self.modes:
+            return
+        self._modules.append(module)
+        self.modes.add(module)
+        known = {(id(buffer.module), buffer.key) for buffer in self._buffers}
+        found = [buffer for buffer in buffers_of([module]) if (id(buffer.module), buffer.key) not in known]
+        self._buffers += found
+        self._fresh += found
+        held.add(found)
 
     @property
     def computing_dtypes(self) -> list[torch.dtype]:
         """The dtypes in which it may compute: its parameters' and autocast's."""
-        found = {p.dtype for module in self.modules for p in module.parameters() if p.is_floating_point()}
+        found = {p.dtype for module in self._modules for p in module.parameters() if p.is_floating_point()}
         return [*found, *self._autocast.dtypes]
 
     def infer(self, data: Any, *, grad: bool) -> tuple[Any, Randomness | None, BufferValues]:
-        """The output, and what is needed to have it again: the random state, if any was drawn, and buffers."""
-        copied = self.buffers if self._first else self.replayed_buffers
-        self._first = False
-        random, held = Randomness.read(), BufferValues(copied)
-        versions = [(buffer, buffer.version) for buffer in self.buffers]
+        """The output, and what is needed to have it again: the random state, if any was drawn, and buffers.
+
+        After an exception, random state and buffers are as before.
+        """
+        random, held = Randomness.read(), BufferValues([*self._written, *self._fresh])
+        versions = [(buffer, buffer.version) for buffer in self._buffers]
         try:
-            with torch.set_grad_enabled(grad), _plain_attention():
-                output = called(self._call, data)
+            with torch.set_grad_enabled(grad), _plain_attention(), self._meeting(held):
+                output = called(self._call, self._given(data))
         except Exception:
-            random.restore()  # for another try
+            random.restore()
             held.restore()
             raise
         self._written.update(dict.fromkeys(held.changed()))
         self._written.update(dict.fromkeys(buffer for buffer, version in versions if buffer.version != version))
+        self._fresh.clear()
         drawn = not random.same_as(Randomness.read())
-        return output, random if drawn else None, held.only(self.replayed_buffers)
+        replayed = [buffer for buffer in self._written if not _is_running_statistic(buffer)]
+        return output, random if drawn else None, held.only(replayed)
 
-    @property
-    def replayed_buffers(self) -> list[Buffer]:
-        """Buffers that a forward writes to and may read: all but batch norm's statistics in train mode."""
-        return [buffer for buffer in self._written if not _is_running_statistic(buffer)]
+    @contextmanager
+    def _meeting(self, held: BufferValues) -> Generator[None]:
+        """Take in every module that this thread calls."""
+        thread = threading.get_ident()
+
+        def meet(module: nn.Module, _args: object) -> None:
+            if threading.get_ident() == thread:
+                self._meet(module, held)
+
+        handle = nn.modules.module.register_module_forward_pre_hook(meet)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _given(self, data: Any) -> Any:
+        return map_tensors(data, torch.clone) if self.needs_copy else data
 
     def settle(self, leaves: Iterable[Tensor]) -> None:
         """Remember what parameters and buffers hold, once inference is over; `leaves` are a graph's."""
         named: dict[int, tuple[Callable[[], str], Tensor]] = {}
-        for module in self.modules:
-            for name, parameter in module.named_parameters():
-                named.setdefault(id(parameter), (lambda name=name: f'parameter "{name}"', parameter))
+        for root in self._modules:
+            for prefix, module in root.named_modules():
+                for key, parameter in module._parameters.items():
+                    name = f'parameter "{prefix}.{key}"' if prefix else f'parameter "{key}"'
+                    self._places.append((module, key, parameter, name))
+                    if parameter is not None:
+                        named.setdefault(id(parameter), (lambda name=name: name, parameter))
         for leaf in leaves:
             named.setdefault(id(leaf), (lambda leaf=leaf: name_of(leaf), leaf))
-        for buffer in self.buffers:
+        for buffer in self._buffers:
             tensor = buffer.tensor
             if tensor is not None and buffer not in self._written and not _is_running_statistic(buffer):
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
@@ -79,7 +118,8 @@ class Model:
 
     def check_unchanged(self) -> None:
         """StaleForwardError where a parameter or a buffer is not as it was at inference."""
-        changed = None if self._before is None else self._before.changed()
+        replaced = (name for module, key, tensor, name in self._places if module._parameters.get(key) is not tensor)
+        changed = next(replaced, None) or (None if self._before is None else self._before.changed())
         if changed is not None:
             raise StaleForwardError(
                 f"cut: must be used before the model changes; {changed} has changed since inference, so this forward's "
@@ -93,7 +133,7 @@ class Model:
         What it writes to buffers, and draws, is undone when the context is left, after the traversal.
         """
         outer = BufferValues(self._written)
-        with random_kept(), self._modes.replayed():
+        with random_kept(), self.modes.replayed():
             if random is not None:
                 random.restore()
             buffers.restore()
@@ -104,7 +144,7 @@ class Model:
 
     def _run(self, data: Any) -> Any:
         with torch.enable_grad(), self._autocast.replayed(), _plain_attention():
-            return called(self._call, data)
+            return called(self._call, self._given(data))
 
 
 @contextmanager
@@ -121,27 +161,3 @@ def _plain_attention() -> Generator[None]:
 def _is_running_statistic(buffer: Buffer) -> bool:
     """Whether it is a batch norm's statistic that train mode only writes."""
     return isinstance(buffer.module, nn.modules.batchnorm._NormBase) and buffer.module.training
-
-
-def _modules_of(call: Callable[..., Any]) -> list[nn.Module]:
-    """The modules that a callable runs, as far as they can be seen."""
-    if isinstance(call, nn.Module):
-        return [call]
-    if isinstance(call, functools.partial):
-        parts = [call.func, *call.args, *call.keywords.values()]
-        return _unique(module for part in parts if callable(part) for module in _modules_of(part))
-    owner, function = getattr(call, "__self__", None), getattr(call, "__func__", call)
-    found: list[Any] = [owner, *getattr(owner, "__dict__", {}).values()]
-    if inspect.isfunction(function):
-        for one in {function, inspect.unwrap(function)}:
-            seen = inspect.getclosurevars(one)
-            found += [*seen.nonlocals.values(), *seen.globals.values()]
-    elif not inspect.isroutine(call):
-        found += list(getattr(call, "__dict__", {}).values())
-    nested = [item for value in found for item in (value.values() if isinstance(value, dict) else [value])]
-    flat = [item for value in nested for item in (value if isinstance(value, (list, tuple)) else [value])]
-    return _unique(value for value in flat if isinstance(value, nn.Module))
-
-
-def _unique(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    return list({id(module): module for module in modules}.values())

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from multiback.cuts import locality
-from multiback.cuts.inference import Batch, Inferred, leaves_like
+from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far, rows_apart
+from multiback.cuts.forms import form_of
+from multiback.cuts.sources import taken
 from multiback.errors import MultibackError, RecomputationError
 from multiback.measure.agreement import tolerance_of
 from multiback.nested import tensors_in
+from multiback.states import random_kept
 
 # Running a row again costs a forward more than its share of a traversal of the kept graph, which
 # runs all rows; a forward is about half a traversal.
@@ -30,14 +32,16 @@ class Run:
     inputs : the data they came from, in its structure, as leaves.
     rows : int64 [n], which rows of the data these are.
     apart : whether it is proven that each row's output follows from that row alone.
-    kept : whether the graph must be kept.
+    keep : whether the graph must be kept by what returns gradients.
+    shared : whether it must be kept in any case, since a part of it is older than this run.
     """
 
     outputs: list[Tensor]
     inputs: Any
     rows: Tensor
     apart: bool
-    kept: bool
+    keep: bool
+    shared: bool
 
 
 class Runner:
@@ -45,87 +49,98 @@ class Runner:
 
     def __init__(self, inferred: Inferred) -> None:
         self._inferred = inferred
-        self._sizes = [_typical(value) for value in inferred.values]
-        self._allowed = [self._tolerance(value) for value in inferred.values]
+        self._scales = [_Scale(value, self._tolerance(value)) for value in inferred.values]
 
     @contextmanager
-    def run(self, batch: Batch, rows: Tensor, *, data: bool) -> Generator[Run]:
-        """A graph that holds `rows`, int64 ascending; it is to be traversed inside the context.
-
-        `data` says that the data's own gradient is asked for.
-        """
-        alone = not (self._inferred.coupling or batch.random or len(rows) == len(batch.rows))
+    def run(self, batch: Batch, rows: Tensor) -> Generator[Run]:
+        """A graph that holds `rows`, int64 ascending; it is to be traversed inside the context."""
+        found = self._inferred
+        alone = found.alone and not (found.coupling or batch.random) and len(rows) < len(batch.rows)
         if batch.kept is not None and not (alone and _PRICE_OF_A_ROW * len(rows) < len(batch.rows)):
-            apart = self._is_apart(batch.kept.outputs, batch.kept.inputs)
-            yield Run(batch.kept.outputs, batch.kept.inputs, torch.arange(batch.start, batch.stop), apart, kept=True)
+            with self._from_graph(batch, batch.kept) as run:
+                yield run
             return
         if alone:
-            with self._inferred.model.again(None, batch.buffers) as call:
-                found = self._by_themselves(call, rows)
-                if found is not None:
-                    yield found
+            group = self._read(rows.tolist())
+            with found.model.again(None, batch.buffers) as call:
+                run = self._by_themselves(call, group, rows)
+                if run is not None:
+                    yield run
                     return
-        with self._inferred.model.again(batch.random, batch.buffers) as call:
-            inputs, outputs = self._again(call, batch.rows, data=data)
-            self._check(outputs, batch.rows)
-            apart = self._is_apart(outputs, inputs)
-            yield Run(outputs, inputs, torch.arange(batch.start, batch.stop), apart, kept=False)
+            del group, run
+        group = self._read(batch.rows)
+        with found.model.again(batch.random, batch.buffers) as call:
+            run = self._again(call, group, torch.arange(batch.start, batch.stop))
+            self._check(run.outputs, batch.rows)
+            yield replace(run, apart=rows_apart(found, run.outputs, run.inputs))
 
-    def _by_themselves(self, call: Callable[[Any], Any], rows: Tensor) -> Run | None:
-        """These rows alone; None, and no further tries where none would do, if that is not what a batch gives."""
-        numbers = rows.tolist()
+    @contextmanager
+    def _from_graph(self, batch: Batch, kept: Kept) -> Generator[Run]:
+        """The kept graph; after an error it may be half freed, so the batch is run again the next time."""
+        self._inferred.prints.check(batch.rows, kept.inputs)
+        rows = torch.arange(batch.start, batch.stop)
         try:
-            inputs, outputs = self._again(call, numbers, data=True)  # as the graphs that are proven
+            with self._inferred.model.modes.replayed():  # checkpointed parts run forward again
+                yield Run(kept.outputs, kept.inputs, rows, kept.apart, keep=True, shared=kept.shared)
+        except BaseException:
+            batch.kept = None
+            raise
+        finally:
+            for tensor in tensors_in(kept.inputs):
+                tensor.grad = None
+
+    def _read(self, rows: Sequence[int]) -> Any:
+        with random_kept():  # a data set may draw as it reads
+            (group,) = self._inferred.source.read([rows])
+            group = self._inferred.move(group)
+        self._inferred.prints.check(rows, group)
+        return group
+
+    def _again(self, call: Callable[[Any], Any], group: Any, rows: Tensor) -> Run:
+        """Rows as a batch of their own."""
+        begun = operations_so_far()
+        inputs = leaves_like(group, grad=True)
+        outputs = self._inferred.differentiable(call(inputs))
+        shared = is_shared(outputs, begun)
+        return Run(outputs, inputs, rows, apart=False, keep=shared, shared=shared)
+
+    def _by_themselves(self, call: Callable[[Any], Any], group: Any, rows: Tensor) -> Run | None:
+        """These rows alone; None, and no further tries where none would do, if that is not what a batch gives."""
+        count, numbers = len(rows), rows.tolist()
+        try:
+            run = self._again(call, group, rows)
         except (MultibackError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            self._inferred.coupling = f"a batch of {len(numbers)} rows, which raised {type(error).__name__}"
+            self._inferred.coupling = f"a batch of {count} rows, which raised {type(error).__name__}"
             return None
-        if any(output.shape[0] != len(numbers) for output in outputs) or self._worst(outputs, numbers)[0] > 1:
-            self._inferred.coupling = "an operation outside the graph: rows by themselves give another output"
+        if any(one.shape[0] != count for one in run.outputs) or self._worst(run.outputs, numbers)[0] > 1:
+            self._inferred.coupling = "an operation that no graph shows: rows by themselves give another output"
             return None
-        if locality.signature(outputs) not in self._inferred.signatures:
-            return None
-        return Run(outputs, inputs, rows, apart=True, kept=False)
-
-    def _again(self, call: Callable[[Any], Any], rows: Sequence[int], *, data: bool) -> tuple[Any, list[Tensor]]:
-        (group,) = self._inferred.source.read([rows])
-        self._inferred.prints.check(rows, group)
-        inputs = leaves_like(self._inferred.move(group), grad=data)
-        return inputs, self._inferred.differentiable(call(inputs))
-
-    def _is_apart(self, outputs: list[Tensor], inputs: Any) -> bool:
-        """Whether a whole batch's graph is proven row-local; remembers its form if so."""
-        if self._inferred.coupling:
-            return False
-        form = locality.signature(outputs)
-        if form in self._inferred.signatures:
-            return True
-        rows = outputs[0].shape[0]
-        if rows < 2 or locality.coupling(outputs, tensors_in(inputs), rows):
-            return rows < 2
-        self._inferred.signatures.add(form)
-        return True
+        form = form_of([one for one in run.outputs if one.requires_grad], count)
+        known = form is not None and any(map(form.matches, self._inferred.forms))
+        return replace(run, apart=True) if known else None
 
     def _check(self, outputs: list[Tensor], rows: Sequence[int]) -> None:
         """RecomputationError where a batch gives another output than at inference."""
         excess, number, row = self._worst(outputs, rows)
         if excess > 1:
-            allowed = self._allowed[number]
+            allowed = self._scales[number].tolerance
             raise RecomputationError(
                 f"model: must give the same output whenever it is run on the same rows; output {number} of row {row} "
-                f"differs by {excess * allowed:.2%} of its norm where {allowed:.2%} is allowed. It holds hidden state, "
-                'draws from a generator of its own or is not deterministic: remove that, or use keep="graph".'
+                f"differs by {excess * allowed:.2%} of its spread where {allowed:.2%} is allowed. It holds hidden "
+                "state, draws from a generator of its own or is not deterministic: remove that, or use "
+                'keep="graph".'
             )
 
     def _worst(self, outputs: list[Tensor], rows: Sequence[int]) -> tuple[float, int, int]:
         """The largest difference in units of its tolerance, the output and the row where it is."""
         worst = (0.0, 0, rows[0])
-        index = slice(rows[0], rows[-1] + 1) if rows[-1] - rows[0] + 1 == len(rows) else torch.as_tensor(rows)
         for number, (now, then) in enumerate(zip(outputs, self._inferred.values, strict=True)):
-            expected = then.detach()[index.to(then.device) if isinstance(index, Tensor) else index].to(now.device)
-            ratios = _differences(now.detach(), expected, self._sizes[number]) / self._allowed[number]
-            excess, row = ratios.max(0)
+            expected = taken(then.detach(), rows).to(now.device)
+            if now.shape != expected.shape:
+                return float("inf"), number, rows[0]
+            excess, row = self._scales[number].excess(now.detach(), expected).max(0)
             if float(excess) > worst[0]:
                 worst = (float(excess), number, rows[int(row)])
         return worst
@@ -138,27 +153,40 @@ class Runner:
         return max(found, _TF32) if value.is_cuda and tf32 else found
 
 
+class _Scale:
+    """What a difference of an output's rows is held against: the spread of the rows, and rounding.
+
+    The spread is the median distance of rows from their mean: an offset common to all rows, or one
+    row far from the others, makes no difference look small.
+    """
+
+    def __init__(self, value: Tensor, tolerance: float) -> None:
+        self.tolerance = tolerance
+        rows = _wide(value.detach())
+        rows = rows[torch.isfinite(rows).all(1)]
+        many = len(rows) > 1
+        self._spread = float(_norms(rows - rows.mean(0)).median()) if many else float(_norms(rows).sum())
+        self._rounding = 4 * torch.finfo(value.dtype).eps
+
+    def excess(self, now: Tensor, then: Tensor) -> Tensor:
+        """By row, the norm of the difference in units of what is allowed, [n] on the CPU."""
+        if torch.equal(now, then):
+            return torch.zeros(now.shape[0])
+        now, then = _wide(now), _wide(then)
+        finite = torch.isfinite(then)
+        same = (finite == torch.isfinite(now)).all(1)
+        gap, size = _norms(torch.where(finite, now - then, 0)), _norms(torch.where(finite, then, 0))
+        allowed = self.tolerance * self._spread + self._rounding * size
+        relative = torch.where(gap == 0, gap, gap / allowed)
+        return torch.where(same & ~torch.isnan(relative), relative, torch.inf).cpu()
+
+
+def _wide(value: Tensor) -> Tensor:
+    """[n, elements], in a dtype that adds up well."""
+    flat = value.reshape(value.shape[0], -1)
+    return flat if flat.dtype in (torch.float64, torch.complex64, torch.complex128) else flat.float()
+
+
 def _norms(rows: Tensor) -> Tensor:
     """The norm of each row, [n]."""
-    wide = rows.reshape(rows.shape[0], -1)
-    wide = wide if wide.dtype in (torch.float64, torch.complex64, torch.complex128) else wide.float()
-    return torch.linalg.vector_norm(wide, dim=1)
-
-
-def _typical(value: Tensor) -> float:
-    """The typical norm of a row: a row near zero by cancellation has the rounding of its neighbours."""
-    norms = _norms(value)
-    norms = norms[torch.isfinite(norms)]
-    return float(norms.square().mean().sqrt()) if len(norms) else 0.0
-
-
-def _differences(now: Tensor, then: Tensor, typical: float) -> Tensor:
-    """By row, the norm of the difference relative to the row's norm or the typical one, whichever is larger."""
-    if torch.equal(now, then):
-        return torch.zeros(now.shape[0])
-    finite = torch.isfinite(then)
-    same = (finite == torch.isfinite(now)).reshape(now.shape[0], -1).all(1)
-    gap = _norms(torch.where(finite, now - then, 0))
-    scale = _norms(torch.where(finite, then, 0)).clamp_min(typical)
-    relative = torch.where(gap == 0, gap, gap / scale)
-    return torch.where(same & torch.isfinite(relative), relative, torch.inf).cpu()
+    return torch.linalg.vector_norm(rows, dim=1)

@@ -41,10 +41,11 @@ class Tensors:
     def read(self, groups: Sequence[Sequence[int]]) -> Iterator[Any]:
         """Slices where the rows follow one another, else copies."""
         for rows in groups:
-            yield map_tensors(self.data, lambda tensor, rows=rows: _taken(tensor.detach(), rows))
+            yield map_tensors(self.data, lambda tensor, rows=rows: taken(tensor.detach(), rows))
 
 
-def _taken(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+def taken(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    """Rows of a tensor: a view where they follow one another."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return tensor[rows[0] : rows[-1] + 1]
     return tensor[torch.as_tensor(rows, device=tensor.device)]
@@ -72,6 +73,11 @@ class Items:
         )
         for group, rows in zip(loader, groups, strict=True):
             for tensor in tensors_in(group):
+                if tensor.requires_grad:
+                    raise OptionError(
+                        "data: must give items that require no grad, since no gradient can reach what they were made "
+                        "from; got one that does. Detach it in the data set, or give the tensors themselves."
+                    )
                 if not tensor.ndim or tensor.shape[0] != len(rows):
                     raise OptionError(
                         f"data: must be collated with the items in dimension 0; got a tensor of shape "
@@ -126,6 +132,10 @@ def _tensors(data: Any, collate: Collate | None, workers: int) -> Tensors:
         raise OptionError(
             f"data: must hold the same number of rows, at least one, in dimension 0 of every tensor; got "
             f"{[list(value.shape) for value in values]}. Expand or pad them."
+        )
+    if any(value.is_inference() for value in values):
+        raise OptionError(
+            "data: must be made outside torch.inference_mode(); got a tensor from inside. Clone it outside the block."
         )
     return Tensors(data, values[0].shape[0], values)
 

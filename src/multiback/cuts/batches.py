@@ -1,0 +1,153 @@
+"""What inference keeps: batches, what is needed to run them again, and their graphs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch._C._autograd
+from torch import Tensor
+
+from multiback import graph
+from multiback.cuts import locality
+from multiback.cuts.forms import Form, form_of
+from multiback.cuts.models import Model
+from multiback.cuts.sources import RowPrints, Source
+from multiback.errors import RecomputationError, RequestError
+from multiback.nested import map_tensors, tensors_in
+from multiback.states import BufferValues, Randomness
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """A batch's graph.
+
+    Attributes
+    ----------
+    outputs : its differentiable outputs.
+    inputs : the data they were computed from, as leaves.
+    apart : whether it is proven that each row's output follows from that row alone.
+    shared : whether part of the graph is older than this run, so that it must not be freed.
+    """
+
+    outputs: list[Tensor]
+    inputs: Any
+    apart: bool
+    shared: bool
+
+
+@dataclass(eq=False)
+class Batch:
+    """Rows `start` to `stop`, and what is needed to run them again as they were; `kept` is their graph."""
+
+    start: int
+    stop: int
+    random: Randomness | None
+    buffers: BufferValues
+    kept: Kept | None = None
+
+    @property
+    def rows(self) -> range:
+        """The numbers of its rows."""
+        return range(self.start, self.stop)
+
+
+@dataclass(eq=False)
+class Inferred:
+    """Everything that inference leaves behind.
+
+    Attributes
+    ----------
+    output : the structure of the model's output, its tensors [N, ...].
+    places : which of its tensors are differentiable, by number.
+    prints : fingerprints of the data's rows.
+    move : brings a batch to the device that runs it.
+    coupling : where rows of the data meet in the model, or what is not known to keep them apart; empty
+        where each row can be run by itself.
+    graph_bytes : predicted bytes of the graphs of all batches, data that are copies included.
+    keeping : whether they are kept.
+    template : a batch of the data without rows.
+    reentrant : whether a part of the model is checkpointed with `use_reentrant=True`.
+    reads_data : whether the model uses a data tensor itself, beside the rows that it is given.
+    alone : whether rows run by themselves were seen to have the gradients that they have in their batch.
+    forms : of the graphs for which it is proven that rows are apart.
+    """
+
+    model: Model
+    source: Source
+    output: Any
+    places: list[int]
+    prints: RowPrints
+    move: Callable[[Any], Any]
+    coupling: str
+    graph_bytes: int
+    keeping: bool
+    template: Any
+    reentrant: bool
+    reads_data: bool
+    alone: bool = False
+    forms: list[Form] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[Tensor]:
+        """The differentiable outputs [N, ...]."""
+        tensors = tensors_in(self.output)
+        return [tensors[place] for place in self.places]
+
+    def check_data_alone(self) -> None:
+        """RequestError where the data's gradient is not that of the rows which the model is given."""
+        if not any(can_have_gradient(tensor) for tensor in tensors_in(self.template)):
+            raise RequestError(
+                "wrt: must be given where the data hold no floating tensor; got None. Name parameters or a module."
+            )
+        if self.reads_data:
+            raise RequestError(
+                "wrt: must be given where the model also uses the data tensor itself, beside its rows; got None. Name "
+                "the data tensor."
+            )
+
+    def differentiable(self, output: Any) -> list[Tensor]:
+        """The differentiable tensors of a batch's output; RecomputationError where others have a graph."""
+        tensors = tensors_in(output)
+        extra = [place for place, tensor in enumerate(tensors) if tensor.requires_grad and place not in self.places]
+        if extra or len(tensors) <= max(self.places):
+            raise RecomputationError(
+                f"model: must give the same outputs with a graph for every batch; tensor "
+                f"{(extra or self.places)[-1]} of its output has one in some batches only. Compute it alike for all "
+                "rows, or leave it out."
+            )
+        return [tensors[place] for place in self.places]
+
+
+def leaves_like(data: Any, *, grad: bool) -> Any:
+    """The data as leaves of their own; those that can have a gradient require it, if asked."""
+    return map_tensors(data, lambda tensor: tensor.detach().requires_grad_(grad and can_have_gradient(tensor)))
+
+
+def can_have_gradient(tensor: Tensor) -> bool:
+    """Whether a tensor of that dtype can."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def rows_apart(found: Inferred, outputs: list[Tensor], inputs: Any) -> bool:
+    """Whether a whole batch's graph is proven to hold rows apart; remembers its form if so."""
+    there = [output for output in outputs if output.requires_grad]
+    rows = outputs[0].shape[0]
+    if found.coupling or rows < 2 or locality.coupling(there, tensors_in(inputs), rows):
+        return rows < 2
+    form = form_of(there, rows)
+    if form is not None and form not in found.forms:
+        found.forms.append(form)
+    return True
+
+
+def operations_so_far() -> int:
+    """A number that the operations which this thread records from now on do not fall below."""
+    return torch._C._autograd._get_sequence_nr()
+
+
+def is_shared(outputs: list[Tensor], begun: int) -> bool:
+    """Whether the outputs' graphs hold operations from before the `begun`-th of this thread."""
+    nodes = graph.walk(graph.roots_of(outputs))
+    return any(node.next_functions and node._sequence_nr() < begun for node in nodes)

@@ -1,0 +1,97 @@
+"""Holds gradients of rows run by themselves against those of their batch, where no graph can tell."""
+
+import torch
+from torch import Tensor
+
+from multiback import graph, traversals
+from multiback.cuts.batches import Batch, Inferred, Kept, leaves_like
+from multiback.cuts.cotangents import root_of
+from multiback.cuts.sources import taken
+from multiback.measure.agreement import tolerance_of
+from multiback.nested import map_tensors, tensors_in
+
+_MOST_ROWS = 16
+_LEEWAY = 10  # rounding in batches of other sizes, through all layers
+
+
+def confirm(found: Inferred, batch: Batch, kept: Kept) -> None:
+    """Try on the first batch what the walk of its graph proved; what does not hold becomes `coupling`.
+
+    For random cotangents on some rows, these rows' data must get the same gradient when all other
+    rows have cotangents as well, and the data and the parameters the same when the rows are run by
+    themselves; and so for other rows. This finds statistics of the batch that are detached, and hooks
+    that mix rows. Three traversals of the batch; two forwards and traversals of some of its rows.
+    """
+    generator = torch.Generator().manual_seed(0)
+    everywhere = [_random(output, generator) for output in kept.outputs]
+    step = max(2, -(-len(batch.rows) // _MOST_ROWS))
+    for first in (0, 1):  # where one row makes a statistic, one of the two is without it
+        rows = torch.arange(first, len(batch.rows), step)
+        found.coupling, found.alone = _tried(found, batch, kept, everywhere, rows)
+        if not found.alone:
+            return
+
+
+def _tried(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tensor], rows: Tensor) -> tuple[str, bool]:
+    """Where rows meet, if they do, and whether these rows were run by themselves to the same effect."""
+    some = [_only(cotangent, rows) for cotangent in everywhere]
+    data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
+    given = {id(tensor) for tensor in tensors_in(kept.inputs)}
+    parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
+    mine = _gradients(kept.outputs, some, [*data, *parameters])
+    all_data = [one[rows.to(one.device)] for one in _gradients(kept.outputs, everywhere, data)]
+    own = [one[rows.to(one.device)] for one in mine[: len(data)]]
+    elsewhere = [_only(one, rows, keep=False) for one in mine[: len(data)]]
+    if any(bool(one.any()) for one in elsewhere) or not _agree(all_data, own):
+        return "a hook, or what else no graph shows: rows have other gradients when others have some too", False
+    if batch.random is not None:
+        return "", False
+    with found.model.again(None, batch.buffers) as call:
+        part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())), grad=True)
+        try:
+            outputs = found.differentiable(call(part))
+        except Exception:
+            return "", False
+        if [output.shape[0] for output in outputs] != [len(rows)] * len(outputs):
+            return "", False
+        leaves = [tensor for tensor in tensors_in(part) if tensor.requires_grad]
+        cotangents = [cotangent[rows.to(cotangent.device)] for cotangent in everywhere]
+        alone = _gradients(outputs, cotangents, [*leaves, *parameters])
+    if _agree(alone, [*own, *mine[len(data) :]]):
+        return "", True
+    return "a statistic of the batch that no graph shows: rows by themselves have other gradients", False
+
+
+def _random(like: Tensor, generator: torch.Generator) -> Tensor:
+    dtype = like.dtype if like.dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
+    return torch.randn(like.shape, generator=generator, dtype=dtype).to(like.device, like.dtype)
+
+
+def _only(tensor: Tensor, rows: Tensor, *, keep: bool = True) -> Tensor:
+    """The tensor with zeros in all other rows; with zeros in these where not `keep`."""
+    index = rows.to(tensor.device)
+    if not keep:
+        return tensor.index_fill(0, index, 0)
+    return torch.zeros_like(tensor).index_copy_(0, index, tensor[index])
+
+
+def _gradients(outputs: list[Tensor], cotangents: list[Tensor], wanted: list[Tensor]) -> list[Tensor]:
+    root = root_of(outputs, cotangents)
+    gradients = [None] * len(wanted) if root is None else traversals.plain(root, wanted, retain_graph=True)
+    return [
+        torch.zeros_like(one) if gradient is None else gradient.to_dense()
+        for one, gradient in zip(wanted, gradients, strict=True)
+    ]
+
+
+def _agree(found: list[Tensor], expected: list[Tensor]) -> bool:
+    """Within rounding of each tensor's norm, or of a hundredth of the largest one's."""
+    largest = max((_norm(one) for one in expected), default=0.0)
+    return all(
+        _norm(mine - theirs) <= _LEEWAY * tolerance_of(theirs) * max(_norm(theirs), largest / 100)
+        for mine, theirs in zip(found, expected, strict=True)
+    )
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor if tensor.is_complex() else tensor.double()))

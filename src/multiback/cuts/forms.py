@@ -1,0 +1,101 @@
+"""Forms of graphs: by them the graph of some rows is trusted as the graph of a whole batch, of which it is proven.
+
+What no graph shows in full, such as a statistic of the batch behind `detach`, or a hook that mixes
+rows, is held back in two ways. What operations saved that holds no rows must be the same, bit for
+bit, as in the graph that was proven: a statistic of another batch is not. And on the first batch some
+rows are run by themselves, and their gradients held against those of the whole (`confirming`).
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd.graph import Node
+
+from multiback import graph
+from multiback.cuts import fingerprints
+
+Constant = tuple[tuple[int, ...], int | None]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The operations of a graph, how they are wired, and what they saved, for so many rows.
+
+    Attributes
+    ----------
+    nodes : by node, its name and which nodes its inputs come from.
+    numbers : by what was saved and is no tensor, whether it is a dimension, and its value.
+    saved : by saved tensor, its shape, and its fingerprint where it holds no rows and is no leaf.
+    """
+
+    rows: int
+    nodes: tuple[tuple[str, tuple[int, ...]], ...]
+    numbers: tuple[tuple[bool, Any], ...]
+    saved: tuple[Constant, ...]
+
+    def matches(self, other: "Form") -> bool:
+        """Whether they differ in nothing but the number of rows."""
+        if self.nodes != other.nodes or len(self.saved) != len(other.saved):
+            return False
+        alike = (
+            mine == theirs or (not exact and _in_proportion(mine, theirs, self.rows, other.rows))
+            for (exact, mine), (_, theirs) in zip(self.numbers, other.numbers, strict=True)
+        )
+        same = (
+            shape != other_shape or value == other_value
+            for (shape, value), (other_shape, other_value) in zip(self.saved, other.saved, strict=True)
+        )
+        return all(alike) and all(same)
+
+
+def form_of(outputs: Sequence[Tensor], rows: int) -> Form | None:
+    """The form of the outputs' graphs; None where saved tensors are behind hooks, which must not be called.
+
+    Some microseconds a node, and a read of every saved tensor that holds no rows.
+    """
+    nodes = graph.walk(graph.roots_of(outputs))
+    places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
+    wired = tuple((node.name(), tuple(places.get(child, -1) for child, _ in node.next_functions)) for node in nodes)
+    named = ((name, getattr(node, name)) for node in nodes for name in _names_saved(type(node))[0])
+    leaves = {leaf.data_ptr() for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.numel()}
+    saved: list[Constant] = []
+    for node in nodes:
+        for name in _names_saved(type(node))[1]:
+            raw = getattr(node, name)
+            for value in raw if isinstance(raw, (list, tuple)) else [raw]:
+                if value.unpack_hook is not None:
+                    return None
+                saved.append(_constant(value.data, rows, leaves))
+    return Form(rows, wired, tuple(("dim" in name, value) for name, value in named), tuple(saved))
+
+
+def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
+    if tensor is None:
+        return (), None
+    shape = tuple(tensor.shape)
+    if (shape and shape[0] == rows) or (tensor.numel() and tensor.data_ptr() in leaves):
+        return shape, None
+    found = fingerprints.of_tensor(tensor)
+    return shape, None if found is None else int(found)
+
+
+@functools.cache
+def _names_saved(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What nodes of a kind save: the names of numbers (dimensions, sizes, flags), and of raw tensors."""
+    names = dir(kind)
+    raw = {name for name in names if name.startswith("_raw_saved_")}
+    numbers = sorted(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
+    return tuple(numbers), tuple(sorted(raw))
+
+
+def _in_proportion(one: Any, other: Any, rows: int, others_rows: int) -> bool:
+    """Whether saved sizes are equal, or as many times larger as there are more rows."""
+    if isinstance(one, (tuple, list)) and isinstance(other, (tuple, list)):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_in_proportion(mine, theirs, rows, others_rows) for mine, theirs in pairs)
+    if type(one) is int and type(other) is int:
+        return one == other or one * others_rows == other * rows
+    return bool(one == other)
