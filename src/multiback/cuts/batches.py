@@ -69,7 +69,7 @@ class Inferred:
     template : a batch of the data without rows.
     reentrant : whether a part of the model is checkpointed with `use_reentrant=True`.
     reads_data : whether the model uses a data tensor itself, beside the rows that it is given.
-    alone : whether rows run by themselves were seen to have the gradients that they have in their batch.
+    together : why rows are run with their batch; empty where they may be run by themselves.
     forms : of the graphs for which it is proven that rows are apart.
     """
 
@@ -85,7 +85,7 @@ class Inferred:
     template: Any
     reentrant: bool
     reads_data: bool
-    alone: bool = False
+    together: str = ""
     forms: list[Form] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
 
@@ -136,8 +136,12 @@ def rows_apart(found: Inferred, outputs: list[Tensor], inputs: Any) -> bool:
     rows = outputs[0].shape[0]
     if found.coupling or rows < 2 or locality.coupling(there, tensors_in(inputs), rows):
         return rows < 2
-    form = form_of(there, rows)
-    if form is not None and form not in found.forms:
+    form = form_of(there, tensors_in(inputs), rows)
+    if form is None:
+        found.together = found.together or "saved tensors behind hooks, as of checkpointing"
+    elif form.foreign:
+        found.together = found.together or f"{form.foreign}, which uses rows that come from outside the graph"
+    elif form not in found.forms:
         found.forms.append(form)
     return True
 

@@ -20,46 +20,51 @@ def confirm(found: Inferred, batch: Batch, kept: Kept) -> None:
     For random cotangents on some rows, these rows' data must get the same gradient when all other
     rows have cotangents as well, and the data and the parameters the same when the rows are run by
     themselves; and so for other rows. This finds statistics of the batch that are detached, and hooks
-    that mix rows. Three traversals of the batch; two forwards and traversals of some of its rows.
+    that mix rows. Six traversals of the batch; two forwards and traversals of some of its rows.
     """
     generator = torch.Generator().manual_seed(0)
     everywhere = [_random(output, generator) for output in kept.outputs]
     step = max(2, -(-len(batch.rows) // _MOST_ROWS))
     for first in (0, 1):  # where one row makes a statistic, one of the two is without it
         rows = torch.arange(first, len(batch.rows), step)
-        found.coupling, found.alone = _tried(found, batch, kept, everywhere, rows)
-        if not found.alone:
-            return
+        found.coupling = found.coupling or _met(kept, everywhere, rows)
+        found.together = found.coupling or found.together or _differing(found, batch, kept, everywhere, rows)
 
 
-def _tried(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tensor], rows: Tensor) -> tuple[str, bool]:
-    """Where rows meet, if they do, and whether these rows were run by themselves to the same effect."""
-    some = [_only(cotangent, rows) for cotangent in everywhere]
+def _met(kept: Kept, everywhere: list[Tensor], rows: Tensor) -> str:
+    """Where rows meet in the batch's own traversals; empty if they do not."""
     data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
-    given = {id(tensor) for tensor in tensors_in(kept.inputs)}
-    parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
-    mine = _gradients(kept.outputs, some, [*data, *parameters])
-    all_data = [one[rows.to(one.device)] for one in _gradients(kept.outputs, everywhere, data)]
-    own = [one[rows.to(one.device)] for one in mine[: len(data)]]
-    elsewhere = [_only(one, rows, keep=False) for one in mine[: len(data)]]
-    if any(bool(one.any()) for one in elsewhere) or not _agree(all_data, own):
-        return "a hook, or what else no graph shows: rows have other gradients when others have some too", False
+    mine = _gradients(kept.outputs, [_only(cotangent, rows) for cotangent in everywhere], data)
+    others = _gradients(kept.outputs, everywhere, data)
+    own = [(one[rows.to(one.device)], theirs[rows.to(one.device)]) for one, theirs in zip(mine, others, strict=True)]
+    if any(bool(one.index_fill(0, rows.to(one.device), 0).any()) for one in mine) or not _agree(own):
+        return "a hook, or what else no graph shows: rows have other gradients when others have some too"
+    return ""
+
+
+def _differing(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tensor], rows: Tensor) -> str:
+    """Why rows cannot be run by themselves; empty if that was seen to make no difference."""
     if batch.random is not None:
-        return "", False
+        return "random numbers that were drawn for the whole batch"
+    given = {id(tensor) for tensor in tensors_in(kept.inputs)}
+    data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
+    parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
+    whole = _gradients(kept.outputs, [_only(cotangent, rows) for cotangent in everywhere], [*data, *parameters])
+    whole = [*(one[rows.to(one.device)] for one in whole[: len(data)]), *whole[len(data) :]]
     with found.model.again(None, batch.buffers) as call:
         part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())), grad=True)
         try:
             outputs = found.differentiable(call(part))
-        except Exception:
-            return "", False
+        except Exception as error:
+            return f"a batch of {len(rows)} rows, which raised {type(error).__name__}"
         if [output.shape[0] for output in outputs] != [len(rows)] * len(outputs):
-            return "", False
+            return f"a batch of {len(rows)} rows, which gives other numbers of rows"
         leaves = [tensor for tensor in tensors_in(part) if tensor.requires_grad]
         cotangents = [cotangent[rows.to(cotangent.device)] for cotangent in everywhere]
         alone = _gradients(outputs, cotangents, [*leaves, *parameters])
-    if _agree(alone, [*own, *mine[len(data) :]]):
-        return "", True
-    return "a statistic of the batch that no graph shows: rows by themselves have other gradients", False
+    if _agree(list(zip(alone, whole, strict=True))):
+        return ""
+    return "a statistic of the batch that no graph shows: rows by themselves have other gradients"
 
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
@@ -67,11 +72,9 @@ def _random(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=dtype).to(like.device, like.dtype)
 
 
-def _only(tensor: Tensor, rows: Tensor, *, keep: bool = True) -> Tensor:
-    """The tensor with zeros in all other rows; with zeros in these where not `keep`."""
+def _only(tensor: Tensor, rows: Tensor) -> Tensor:
+    """The tensor with zeros in all other rows."""
     index = rows.to(tensor.device)
-    if not keep:
-        return tensor.index_fill(0, index, 0)
     return torch.zeros_like(tensor).index_copy_(0, index, tensor[index])
 
 
@@ -84,12 +87,12 @@ def _gradients(outputs: list[Tensor], cotangents: list[Tensor], wanted: list[Ten
     ]
 
 
-def _agree(found: list[Tensor], expected: list[Tensor]) -> bool:
-    """Within rounding of each tensor's norm, or of a hundredth of the largest one's."""
-    largest = max((_norm(one) for one in expected), default=0.0)
+def _agree(pairs: list[tuple[Tensor, Tensor]]) -> bool:
+    """Within rounding of the second tensor's norm, or of a hundredth of the largest one's."""
+    largest = max((_norm(theirs) for _, theirs in pairs), default=0.0)
     return all(
         _norm(mine - theirs) <= _LEEWAY * tolerance_of(theirs) * max(_norm(theirs), largest / 100)
-        for mine, theirs in zip(found, expected, strict=True)
+        for mine, theirs in pairs
     )
 
 

@@ -60,7 +60,7 @@ class DeferredCut:
     @property
     def coupling(self) -> str:
         """Where rows meet, or what is not known to keep them apart; empty where rows can be run by themselves."""
-        return self._inferred.coupling
+        return self._inferred.coupling or self._inferred.together
 
     def __repr__(self) -> str:
         """Rows, batches and how gradients are computed."""

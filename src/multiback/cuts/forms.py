@@ -7,6 +7,7 @@ rows are run by themselves, and their gradients held against those of the whole 
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,12 +30,15 @@ class Form:
     nodes : by node, its name and which nodes its inputs come from.
     numbers : by what was saved and is no tensor, whether it is a dimension, and its value.
     saved : by saved tensor, its shape, and its fingerprint where it holds no rows and is no leaf.
+    foreign : the first operation that saved rows which neither are data nor come out of the graph, such
+        as a mask: what they come from, other rows among it, cannot be known. Empty where none did.
     """
 
     rows: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     numbers: tuple[tuple[bool, Any], ...]
     saved: tuple[Constant, ...]
+    foreign: str
 
     def matches(self, other: "Form") -> bool:
         """Whether they differ in nothing but the number of rows."""
@@ -51,7 +55,7 @@ class Form:
         return all(alike) and all(same)
 
 
-def form_of(outputs: Sequence[Tensor], rows: int) -> Form | None:
+def form_of(outputs: Sequence[Tensor], data: Sequence[Tensor], rows: int) -> Form | None:
     """The form of the outputs' graphs; None where saved tensors are behind hooks, which must not be called.
 
     Some microseconds a node, and a read of every saved tensor that holds no rows.
@@ -61,7 +65,9 @@ def form_of(outputs: Sequence[Tensor], rows: int) -> Form | None:
     wired = tuple((node.name(), tuple(places.get(child, -1) for child, _ in node.next_functions)) for node in nodes)
     named = ((name, getattr(node, name)) for node in nodes for name in _names_saved(type(node))[0])
     leaves = {leaf.data_ptr() for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.numel()}
+    given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
     saved: list[Constant] = []
+    foreign = ""
     for node in nodes:
         for name in _names_saved(type(node))[1]:
             raw = getattr(node, name)
@@ -69,7 +75,12 @@ def form_of(outputs: Sequence[Tensor], rows: int) -> Form | None:
                 if value.unpack_hook is not None:
                     return None
                 saved.append(_constant(value.data, rows, leaves))
-    return Form(rows, wired, tuple(("dim" in name, value) for name, value in named), tuple(saved))
+                if not foreign and value.data is not None and _may_be_foreign(node, value.data, name, rows, given):
+                    saved_values = getattr(node, name.removeprefix("_raw"))
+                    parts = saved_values if isinstance(saved_values, (list, tuple)) else [saved_values]
+                    if not all(part is None or part.requires_grad for part in parts):
+                        foreign = node.name()
+    return Form(rows, wired, tuple(("dim" in name, value) for name, value in named), tuple(saved), foreign)
 
 
 def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
@@ -80,6 +91,22 @@ def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
         return shape, None
     found = fingerprints.of_tensor(tensor)
     return shape, None if found is None else int(found)
+
+
+# What operations save of their own making, by the names that torch gives it.
+_OWN = re.compile(
+    r"result\d*|output\d*|.*mean|.*rstd|.*invstd|.*logsumexp|.*log_sumexp|philox.*|rng_state|reserve.*|total_weight|buf"
+    r"|workspace"
+)
+_CHOOSING = ("Sort", "Topk", "Max", "Min", "Median", "Nanmedian", "Kthvalue", "Mode", "Aminmax", "Cummax", "Cummin")
+
+
+def _may_be_foreign(node: Node, tensor: Tensor, name: str, rows: int, given: set[int]) -> bool:
+    """Whether a saved tensor has rows and is neither the operation's own nor data; the walk sees one with a graph."""
+    if not tensor.numel() or rows not in tensor.shape or tensor.untyped_storage().data_ptr() in given:
+        return False
+    own = name.removeprefix("_raw_saved_")
+    return not _OWN.fullmatch(own) and not (own == "indices" and node.name().startswith(_CHOOSING))
 
 
 @functools.cache

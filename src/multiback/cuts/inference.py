@@ -75,24 +75,33 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
         begun = operations_so_far()
         inputs, (output, random, buffers) = _run(model, given, grad=found is None or found.keeping)
         batch = Batch(*bounds[number], random, buffers)
-        first = found is None
         if found is None:
             found = _decided(model, source, prints, move, options, output, inputs)
         _store(found.output, output, batch)
         found.batches.append(batch)
-        if first or found.keeping:
+        if not found.batches[1:] or found.keeping:
             kept = _kept(found, output, inputs, begun)
             parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
-            if first and kept.apart:
-                confirm(found, batch, kept)
-                kept = replace(kept, apart=not found.coupling)
-            batch.kept = kept if found.keeping else None
-            del kept
+            batch.kept = kept
         del given, inputs, output
     if found is None:
         raise AssertionError("a source has at least one row")
+    _confirmed(found)
     model.settle(parameters.values())
     return found
+
+
+def _confirmed(found: Inferred) -> None:
+    """Try what the first graph proved, once all batches are through: a model may count its calls."""
+    first = found.batches[0]
+    if first.kept is not None and first.kept.apart and len(first.rows) > 1:
+        confirm(found, first, first.kept)
+    elif not found.together:
+        found.together = found.coupling or "batches of one row"
+    for batch in found.batches:
+        if batch.kept is not None:
+            apart = batch.kept.apart and not found.coupling
+            batch.kept = replace(batch.kept, apart=apart) if found.keeping else None
 
 
 def _kept(found: Inferred, output: Any, inputs: Any, begun: int) -> Kept:

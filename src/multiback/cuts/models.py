@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from multiback.cuts.fingerprints import Fingerprints
-from multiback.cuts.naming import name_of
+from multiback.cuts.naming import modules_of, name_of, runs_compiled
 from multiback.errors import StaleForwardError
 from multiback.nested import called, map_tensors
 from multiback.states import Autocast, Buffer, BufferValues, Modes, Randomness, buffers_of, random_kept
@@ -18,7 +18,8 @@ from multiback.states import Autocast, Buffer, BufferValues, Modes, Randomness, 
 class Model:
     """A callable, and the modules that it has been seen to run, as they stood when they were first met.
 
-    Of a module all parts are known beforehand; a function's modules are met when it calls them.
+    Of a module all parts are known beforehand, and of a function the modules that it names; others are
+    met when they are called.
     Parameters that belong to no module are added when a graph shows them.
 
     Attributes
@@ -35,11 +36,12 @@ class Model:
         self._buffers: list[Buffer] = []
         self._fresh: list[Buffer] = []  # not yet seen through a forward
         self._written: dict[Buffer, None] = {}
+        self._parts: list[dict[str, nn.Module]] = []
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
         self.needs_graph = self.needs_copy = False
-        if isinstance(call, nn.Module):
-            self._meet(call, BufferValues())
+        for module in modules_of(call):
+            self._meet(module, BufferValues())
 
     def _meet(self, module: nn.Module, held: BufferValues) -> None:
         """Take in a module that is about to run for the first time."""
@@ -89,6 +91,9 @@ class Model:
             if threading.get_ident() == thread:
                 self._meet(module, held)
 
+        if runs_compiled(self._call):  # whose code such a hook would break up
+            yield
+            return
         handle = nn.modules.module.register_module_forward_pre_hook(meet)
         try:
             yield
@@ -102,7 +107,9 @@ class Model:
         """Remember what parameters and buffers hold, once inference is over; `leaves` are a graph's."""
         named: dict[int, tuple[Callable[[], str], Tensor]] = {}
         for root in self._modules:
+            self._parts.append({})
             for prefix, module in root.named_modules():
+                self._parts[-1][prefix] = module
                 for key, parameter in module._parameters.items():
                     name = f'parameter "{prefix}.{key}"' if prefix else f'parameter "{key}"'
                     self._places.append((module, key, parameter, name))
@@ -118,13 +125,23 @@ class Model:
 
     def check_unchanged(self) -> None:
         """StaleForwardError where a parameter or a buffer is not as it was at inference."""
-        replaced = (name for module, key, tensor, name in self._places if module._parameters.get(key) is not tensor)
-        changed = next(replaced, None) or (None if self._before is None else self._before.changed())
+        changed = self._replaced() or (None if self._before is None else self._before.changed())
         if changed is not None:
             raise StaleForwardError(
                 f"cut: must be used before the model changes; {changed} has changed since inference, so this forward's "
                 "gradient is stale. Ask for all gradients before the step, or make a new cut after it."
             )
+
+    def _replaced(self) -> str | None:
+        """The name of the first module or parameter that is another object than at inference."""
+        for root, parts in zip(self._modules, self._parts, strict=True):
+            for name, module in root.named_modules():
+                if parts.get(name) is not module:
+                    return f'module "{name}"'
+        for module, key, tensor, name in self._places:
+            if module._parameters[key] is not tensor:
+                return name
+        return None
 
     @contextmanager
     def again(self, random: Randomness | None, buffers: BufferValues) -> Generator[Callable[[Any], Any]]:

@@ -20,6 +20,7 @@ from multiback.states import random_kept
 # runs all rows; a forward is about half a traversal.
 _PRICE_OF_A_ROW = 1.5
 _TF32 = 1e-2
+_SAMPLE = 1024  # rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class Runner:
     def run(self, batch: Batch, rows: Tensor) -> Generator[Run]:
         """A graph that holds `rows`, int64 ascending; it is to be traversed inside the context."""
         found = self._inferred
-        alone = found.alone and not (found.coupling or batch.random) and len(rows) < len(batch.rows)
+        alone = not (found.together or batch.random) and len(rows) < len(batch.rows)
         if batch.kept is not None and not (alone and _PRICE_OF_A_ROW * len(rows) < len(batch.rows)):
             with self._from_graph(batch, batch.kept) as run:
                 yield run
@@ -112,12 +113,12 @@ class Runner:
         except (MultibackError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            self._inferred.coupling = f"a batch of {count} rows, which raised {type(error).__name__}"
+            self._inferred.together = f"a batch of {count} rows, which raised {type(error).__name__}"
             return None
         if any(one.shape[0] != count for one in run.outputs) or self._worst(run.outputs, numbers)[0] > 1:
-            self._inferred.coupling = "an operation that no graph shows: rows by themselves give another output"
+            self._inferred.together = "an operation that no graph shows: rows by themselves give another output"
             return None
-        form = form_of([one for one in run.outputs if one.requires_grad], count)
+        form = form_of([one for one in run.outputs if one.requires_grad], tensors_in(run.inputs), count)
         known = form is not None and any(map(form.matches, self._inferred.forms))
         return replace(run, apart=True) if known else None
 
@@ -156,16 +157,16 @@ class Runner:
 class _Scale:
     """What a difference of an output's rows is held against: the spread of the rows, and rounding.
 
-    The spread is the median distance of rows from their mean: an offset common to all rows, or one
-    row far from the others, makes no difference look small.
+    The spread is the median distance of rows from their median, by a sample of the rows: an offset
+    common to all, or one far from the others, makes no difference look small.
     """
 
     def __init__(self, value: Tensor, tolerance: float) -> None:
         self.tolerance = tolerance
-        rows = _wide(value.detach())
+        rows = _wide(value.detach()[:: -(-value.shape[0] // _SAMPLE)])
         rows = rows[torch.isfinite(rows).all(1)]
-        many = len(rows) > 1
-        self._spread = float(_norms(rows - rows.mean(0)).median()) if many else float(_norms(rows).sum())
+        centre = rows.median(0).values if len(rows) > 1 else 0
+        self._spread = float(_norms(rows - centre).median()) if len(rows) else 0.0
         self._rounding = 4 * torch.finfo(value.dtype).eps
 
     def excess(self, now: Tensor, then: Tensor) -> Tensor:
@@ -183,8 +184,9 @@ class _Scale:
 
 def _wide(value: Tensor) -> Tensor:
     """[n, elements], in a dtype that adds up well."""
-    flat = value.reshape(value.shape[0], -1)
-    return flat if flat.dtype in (torch.float64, torch.complex64, torch.complex128) else flat.float()
+    real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    flat = real.reshape(value.shape[0], -1)
+    return flat if flat.dtype == torch.float64 else flat.float()
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def taken(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     """Rows of a tensor: a view where they follow one another."""
     if len(rows) and rows[-1] - rows[0] + 1 == len(rows):
         return tensor[rows[0] : rows[-1] + 1]
-    return tensor[torch.as_tensor(rows, device=tensor.device)]
+    return tensor[torch.as_tensor(rows, dtype=torch.int64, device=tensor.device)]
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,8 @@ def source_of(data: Any, collate: Collate | None, workers: int) -> Source:
             f"data: must be readable again by row number; got {type(data).__name__}, which can only be iterated. Give "
             "a map-style data set, with __getitem__ and __len__, or tensors."
         )
-    if isinstance(data, (Tensor, tuple, list, Mapping)):
+    items = isinstance(data, list) and not all(isinstance(item, Tensor) for item in data)
+    if isinstance(data, (Tensor, tuple, list, Mapping)) and not items:
         return _tensors(data, collate, workers)
     if not _indexable(data) or type(data).__module__.partition(".")[0] == "numpy":
         raise OptionError(
