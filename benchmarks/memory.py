@@ -157,18 +157,18 @@ def take(figure: Figure, design: Design, table: Table) -> str:
     return f"{figure.name}: {pairs[0][0]:,} / {pairs[0][1]:,} bytes."
 
 
-def main() -> int:
-    """Measure everything and print a Markdown table; 1 where a target is missed."""
-    design = options(__doc__ or "", processes=PROCESSES, rounds=None)
+def conduct(description: str, figures: Iterator[Figure], *, processes: int = PROCESSES) -> int:
+    """Take the figures and print a Markdown table; 1 where a target is missed."""
+    design = options(description, processes=processes, rounds=None)
     fault = in_child(memory.self_test, "self-test")
     if fault:
         raise SystemExit(f"Bytes cannot be counted here: {fault}.")
     table = Table()
-    chosen = [figure for figure in figures() if design.only in figure.name and (figure.smoke or not design.smoke)]
+    chosen = [figure for figure in figures if design.only in figure.name and (figure.smoke or not design.smoke)]
     notes = [take(figure, design, table) for figure in chosen]
     print("\n" + "\n".join(f"- {note}" for note in notes))
     return table.status(smoke=design.smoke)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(conduct(__doc__ or "", figures()))

@@ -74,6 +74,7 @@ WAYS: dict[str, dict[str, str]] = {
         "reduction=sum": "one forward, all losses at once, their sum, one backward",
         "reduction=mean": "the same with the mean",
         "forward per slice": "per row: a forward of that row alone, its loss, backward",
+        "multiback cut": "one forward, cut; per row: its loss on cut.value, backward(); one traversal at the end",
         "multiback": "one forward, one traversal from all losses: multiback.backward(losses)",
     },
     "growth": {

@@ -27,6 +27,7 @@ _ALSO_ASKED = {
     "slices": [
         ("reduction=sum", "loss summed in the loop"),
         ("reduction=sum", "forward per slice"),
+        ("reduction=sum", "multiback cut"),
         ("reduction=sum", "multiback"),
     ],
     **{kind: [(way, "multiback") for way in WAYS[kind] if way != "multiback"] for kind in KINDS},

@@ -15,6 +15,7 @@ from multiback.benching.bound import Bound
 from multiback.benching.kinds import RUNS, Calls, Run
 from multiback.benching.names import CARRIED_DETACHED, WAYS
 from multiback.benching.questions import GROWTH_STEPS, SUCCESSIVE_CALLS
+from multiback.cuts.making import cut
 from multiback.records import Grads
 
 
@@ -89,6 +90,13 @@ def _forward_per_slice(bound: Bound) -> None:
         bound.row_loss(output, row).backward()
 
 
+def _cut(bound: Bound) -> None:
+    with cut(bound.forward()) as made:
+        losses = bound.losses(made.value)
+        for index, loss in enumerate(losses, 1):
+            loss.backward(retain_graph=index < len(losses))
+
+
 def _retain(bound: Bound, *, retain_graph: bool) -> Calls:
     total = bound.total(bound.forward())
     yield lambda: total.backward(retain_graph=retain_graph)
@@ -155,6 +163,7 @@ _ALL: dict[str, tuple[Way, ...]] = {
         Way("reduction=sum", _whole(_one_forward_summed)),
         Way("reduction=mean", _whole(_mean)),
         Way("forward per slice", _whole(_forward_per_slice)),
+        Way("multiback cut", _whole(_cut)),
         Way("multiback", _whole(_multiback)),
     ),
     "growth": (

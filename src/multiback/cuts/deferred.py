@@ -118,9 +118,14 @@ class DeferredCut:
         self._inferred.model.check_unchanged()
         data = DataGradients(self._inferred.source.tensors)
         try:
-            for batch, parts in self._touched([Routed.of(0, waiting)]):
-                with self._runner.run(batch, union(parts)) as run:
-                    root = root_of(run.outputs, spread(parts, run.rows))
+            for number in shown(self._progress, "back-propagating batch", len(self._inferred.batches)):
+                batch = self._inferred.batches[number]
+                here = slice(batch.start, batch.stop)
+                part = Routed.of(0, [None if one is None else one[here] for one in waiting], batch.start)
+                if not len(part.rows):
+                    continue
+                with self._runner.run(batch, part.rows) as run:
+                    root = root_of(run.outputs, spread([part], run.rows))
                     keep = run.shared or (retain_graph and batch.kept is not None)
                     if root is not None:
                         accumulate(root, run, data, retain_graph=keep)
@@ -128,7 +133,7 @@ class DeferredCut:
                     batch.kept = None
                 for gradient in waiting:
                     if gradient is not None:
-                        gradient[batch.start : batch.stop] = 0
+                        gradient[here] = 0
         finally:
             root = data.root()
             if root is not None:

@@ -119,6 +119,13 @@ def _run(model: Model, given: Any, *, grad: bool) -> tuple[Any, tuple[Any, Rando
     inputs = leaves_like(given, grad=grad)
     try:
         return inputs, model.infer(inputs, grad=grad)
+    except TypeError as error:
+        if "argument" not in str(error) or isinstance(given, torch.Tensor):
+            raise
+        raise OptionError(
+            f"model: must take a batch's {len(given)} parts as its arguments; it raised: {error}. Choose what it gets "
+            "in collate_fn, or by a function that takes them all."
+        ) from error
     except (RuntimeError, AttributeError) as error:
         text = str(error)
         if "leaf Variable" in text and "in-place" in text and not model.needs_copy:

@@ -25,10 +25,14 @@ class Routed:
     cotangents: list[Tensor | None]
 
     @classmethod
-    def of(cls, loss: int, values: Sequence[Tensor | None]) -> "Routed":
-        """From cotangents of all rows, [N, ...] each."""
-        rows = nonzero_rows([value for value in values if value is not None])
-        return cls(loss, rows, [None if value is None else value.detach()[rows.to(value.device)] for value in values])
+    def of(cls, loss: int, values: Sequence[Tensor | None], start: int = 0) -> "Routed":
+        """From cotangents of rows `start` and following; they are copied unless all of them count."""
+        there = [value.detach() for value in values if value is not None]
+        rows = nonzero_rows(there)
+        whole = bool(there) and len(rows) == len(there[0])
+        parts = [None if value is None else value.detach() for value in values]
+        taken = parts if whole else [None if part is None else part[rows.to(part.device)] for part in parts]
+        return cls(loss, rows + start, taken)
 
     def within(self, start: int, stop: int) -> "Routed":
         """Those of rows `start` to `stop`."""

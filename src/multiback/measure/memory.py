@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ def live_bytes(call: Callable[[], object], device: str = "cpu") -> Bytes:
     if device.startswith("cuda"):
         return _live_bytes_cuda(call)
     gc.collect()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or else it writes lines of its own to standard error
     # torch.profiler adds seconds of set-up (trace metadata) that its core does not need
     recorder = profiler.profile(use_kineto=True, profile_memory=True, use_cpu=True, acc_events=False)
     with recorder:

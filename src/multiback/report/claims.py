@@ -208,6 +208,7 @@ _CODE = {
     "func3": "keep a forward and a backward() for each loss",
     "func4": "run a forward for each loss, add the losses up and call backward() once",
     "forward per slice": "run a forward and a backward() for each slice",
+    "multiback cut": "cut the graph at the output with multiback.cut and call backward() on each slice of cut.value",
     "batched": "give torch.autograd.grad all losses at once, with is_grads_batched=True",
     **{way: f"use {way}" for way in ("torch.func", "TorchJD", "Opacus", "BackPACK")},
 }
