@@ -21,10 +21,11 @@ from peers import sliced_case
 
 IMAGES = 512
 COUNTS = (1, 8, 64, 256)
+SLICES = 16
 GROWTH = 1.15  # times the number of rows
 
 
-def images(count: int, smoke: int) -> Experiment:
+def images(count: int, smoke: int, *, in_turn: bool = False) -> Experiment:
     """The image gradients of slices of several sizes."""
 
     def build() -> Calls:
@@ -42,11 +43,36 @@ def images(count: int, smoke: int) -> Experiment:
             loss = criterion(made.value[:rows], targets[:rows])
             return lambda: (made.grad_of(loss, retain_graph=True).values[:1],)
 
+        def retained_slices() -> Callable[[], object]:
+            leaf = data.clone().requires_grad_()
+            output = model(leaf)
+
+            def call() -> object:
+                losses = [criterion(output[j : j + 1], targets[j : j + 1]) for j in range(SLICES)]
+                return tuple(torch.autograd.grad(loss, leaf, retain_graph=True)[0][j] for j, loss in enumerate(losses))
+
+            return call
+
+        def cut_slices() -> Callable[[], object]:
+            made = mb.cut(model, data, batch_size=count, keep="recompute")
+
+            def call() -> object:
+                losses = [criterion(made.value[j : j + 1], targets[j : j + 1]) for j in range(SLICES)]
+                return tuple(made.grad_of(loss).values[0] for loss in losses)
+
+            return call
+
+        if in_turn:
+            return {"retained loop": retained_slices, "mb.cut in a loop": cut_slices}
         calls: dict[str, Prepare] = {"retained graph": retained}
         calls |= {name_of(rows): partial(cut, rows, "recompute") for rows in COUNTS if rows < count}
         calls["mb.cut, 1 row, graph kept"] = partial(cut, 1, "graph")
         return calls
 
+    if in_turn:
+        claims = [Claim("retained loop", "mb.cut in a loop", 20.0)]
+        name = f"tutorial net, {count} images, {SLICES} slices of one in turn"
+        return Experiment(name, build, claims, reference="retained loop", smoke=False)
     pairs = [(fewer, more) for fewer, more in itertools.pairwise(COUNTS) if more < count]
     claims = [
         Claim("retained graph", name_of(1), 20.0),
@@ -115,7 +141,7 @@ def training(net: str) -> Experiment:
     return Experiment(f"{net}, 32 slices of 64", build, claims, reference="one summed traversal", smoke=False)
 
 
-EXPERIMENTS = [images(IMAGES, 16), images(16, 16), *(training(net) for net in NETS)]
+EXPERIMENTS = [images(IMAGES, 16), images(IMAGES, 16, in_turn=True), images(16, 16), *(training(net) for net in NETS)]
 
 if __name__ == "__main__":
     sys.exit(main(__doc__ or "", EXPERIMENTS))

@@ -122,11 +122,7 @@ class Request(msgspec.Struct, frozen=True, eq=False):
 
     def scalars(self) -> list[Tensor]:
         """Every distinct loss as a scalar of its own."""
-        found: list[Tensor] = []
-        with torch.enable_grad():
-            for loss in self.losses:
-                found += [loss] if loss.ndim == 0 else list(loss.reshape(-1).unbind())
-        return found
+        return scalars_of(self.losses)
 
     def root(self, weights: Tensor | None = None) -> Tensor:
         """A scalar: the sum of the losses, weighted by `weights` [count] where given.
@@ -164,7 +160,7 @@ def request(
     With `rows`, targets that are no parameters hold the batch's rows, unless `dim0` says otherwise.
     """
     checked = losses_of(losses)
-    distinct, repeats = _distinct(checked)
+    distinct, repeats = distinct_losses(checked)
     targets, structure = targets_of(wrt)
     if rows:
         targets = _with_rows(targets, repeats, checked, dim0)
@@ -176,7 +172,16 @@ def weights_of(weights: Weights, losses: Losses) -> Tensor:
     return torch.cat([part.reshape(-1).double() for part in shaped_weights(weights, losses_of(losses))])
 
 
-def _distinct(losses: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...] | None]:
+def scalars_of(losses: Sequence[Tensor]) -> list[Tensor]:
+    """Every element of the losses as a scalar of its own, by new nodes above them where they are larger."""
+    found: list[Tensor] = []
+    with torch.enable_grad():
+        for loss in losses:
+            found += [loss] if loss.ndim == 0 else list(loss.reshape(-1).unbind())
+    return found
+
+
+def distinct_losses(losses: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], tuple[int, ...] | None]:
     """Losses that are the same output of the same node, once, and where each of the caller's is found."""
     starts: dict[Any, int] = {}
     distinct: list[Tensor] = []

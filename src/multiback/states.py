@@ -54,7 +54,8 @@ def random_kept() -> Generator[None]:
     try:
         yield
     finally:
-        state.restore()
+        if not state.same_as(Randomness.read()):
+            state.restore()
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class Autocast:
     @contextmanager
     def replayed(self) -> Generator[None]:
         """The same settings again."""
+        if self == Autocast.read(kind for kind, *_ in self.settings):
+            yield
+            return
         with ExitStack() as stack:
             for kind, enabled, dtype in self.settings:
                 stack.enter_context(torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=self.cached))
@@ -102,10 +106,10 @@ class Modes:
     @contextmanager
     def replayed(self) -> Generator[None]:
         """The same modes again, and on leaving those that were found."""
-        found = [(module, module.training) for module in self._modes]
+        found = [(module, now) for module, then in self._modes.items() if (now := module.training) != then]
         try:
-            for module, training in self._modes.items():
-                module.training = training
+            for module, training in found:
+                module.training = not training
             yield
         finally:
             for module, training in found:

@@ -1,12 +1,13 @@
 """What inference keeps: batches, what is needed to run them again, and their graphs."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch._C._autograd
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from multiback import graph
 from multiback.cuts import locality
@@ -136,7 +137,7 @@ def rows_apart(found: Inferred, outputs: list[Tensor], inputs: Any) -> bool:
     rows = outputs[0].shape[0]
     if found.coupling or rows < 2 or locality.coupling(there, tensors_in(inputs), rows):
         return rows < 2
-    form = form_of(there, tensors_in(inputs), rows)
+    form = form_of(graph.walk(graph.roots_of(there)), tensors_in(inputs), rows)
     if form is None:
         found.together = found.together or "saved tensors behind hooks, as of checkpointing"
     elif form.foreign:
@@ -151,7 +152,6 @@ def operations_so_far() -> int:
     return torch._C._autograd._get_sequence_nr()
 
 
-def is_shared(outputs: list[Tensor], begun: int) -> bool:
-    """Whether the outputs' graphs hold operations from before the `begun`-th of this thread."""
-    nodes = graph.walk(graph.roots_of(outputs))
+def is_shared(nodes: Sequence[Node], begun: int) -> bool:
+    """Whether a graph holds operations from before the `begun`-th of this thread."""
     return any(node.next_functions and node._sequence_nr() < begun for node in nodes)

@@ -12,10 +12,10 @@ from torch import Tensor
 from multiback import graph, traversals
 from multiback.api.answering import freed_graphs_named
 from multiback.api.gradients import jac
-from multiback.arguments import Losses
+from multiback.arguments import Losses, losses_of
 from multiback.errors import RequestError
 from multiback.nested import dense
-from multiback.request import Target, request
+from multiback.request import Target, distinct_losses, scalars_of
 
 T = TypeVar("T")
 
@@ -41,8 +41,8 @@ def cotangents_of(
     Each by a traversal of the loss's own graph, which is freed by the last one.
     """
     wanted = [*leaves, *(target.given for target in targets)]
-    asked = request(losses, wanted, retain_graph=retain_graph)
-    scalars = asked.scalars()
+    distinct, repeats = distinct_losses(losses_of(losses))
+    scalars = scalars_of(distinct)
     found: list[T] = []
     for number, scalar in enumerate(scalars):
         keep = retain_graph or number + 1 < len(scalars)
@@ -55,7 +55,7 @@ def cotangents_of(
                 "slice of it, in place of the model's output."
             )
         found.append(taken(Cotangents(values, got[len(leaves) :])))
-    return found if asked.repeats is None else [found[place] for place in asked.repeats]
+    return found if repeats is None else [found[place] for place in repeats]
 
 
 def root_of(outputs: Sequence[Tensor], cotangents: Sequence[Tensor | None]) -> Tensor | None:

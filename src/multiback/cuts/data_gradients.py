@@ -110,14 +110,19 @@ def traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Piece]]:
 
 def joined(pieces: Sequence[Piece], template: Any, num_rows: int, device: torch.device) -> RowGradient:
     """The sum of the pieces; `template` is the data without rows."""
-    rows = torch.cat([torch.empty(0, dtype=torch.int64), *(piece.rows for piece in pieces)]).unique()
+    rows = torch.empty(0, dtype=torch.int64)
+    if pieces:
+        rows = pieces[0].rows if len(pieces) == 1 else torch.cat([piece.rows for piece in pieces]).unique()
     columns = zip(*(piece.gradients for piece in pieces), strict=True)
 
     def values(tensor: Tensor) -> Tensor | None:
         if not can_have_gradient(tensor):
             return None
+        column = next(columns, ())
+        if len(column) == 1 and column[0] is not None:
+            return column[0]
         whole = tensor.detach().new_zeros(len(rows), *tensor.shape[1:])
-        for piece, found in zip(pieces, next(columns, ()), strict=False):
+        for piece, found in zip(pieces, column, strict=False):
             if found is not None:
                 whole.index_add_(0, torch.searchsorted(rows, piece.rows).to(whole.device), found.to(whole.device))
         return whole

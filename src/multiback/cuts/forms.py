@@ -55,12 +55,11 @@ class Form:
         return all(alike) and all(same)
 
 
-def form_of(outputs: Sequence[Tensor], data: Sequence[Tensor], rows: int) -> Form | None:
-    """The form of the outputs' graphs; None where saved tensors are behind hooks, which must not be called.
+def form_of(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> Form | None:
+    """The form of a graph of these nodes; None where saved tensors are behind hooks, which must not be called.
 
     Some microseconds a node, and a read of every saved tensor that holds no rows.
     """
-    nodes = graph.walk(graph.roots_of(outputs))
     places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
     wired = tuple((node.name(), tuple(places.get(child, -1) for child, _ in node.next_functions)) for node in nodes)
     named = ((name, getattr(node, name)) for node in nodes for name in _names_saved(type(node))[0])

@@ -106,7 +106,8 @@ def _confirmed(found: Inferred) -> None:
 
 def _kept(found: Inferred, output: Any, inputs: Any, begun: int) -> Kept:
     outputs = found.differentiable(output)
-    return Kept(outputs, inputs, rows_apart(found, outputs, inputs), is_shared(outputs, begun))
+    shared = is_shared(graph.walk(graph.roots_of(outputs)), begun)
+    return Kept(outputs, inputs, rows_apart(found, outputs, inputs), shared)
 
 
 def _run(model: Model, given: Any, *, grad: bool) -> tuple[Any, tuple[Any, Randomness | None, BufferValues]]:

@@ -36,6 +36,8 @@ class Routed:
 
     def within(self, start: int, stop: int) -> "Routed":
         """Those of rows `start` to `stop`."""
+        if not len(self.rows) or (self.rows[0] >= start and self.rows[-1] < stop):
+            return self
         first, last = torch.searchsorted(self.rows, torch.tensor([start, stop])).tolist()
         parts = [None if one is None else one[first:last] for one in self.cotangents]
         return Routed(self.loss, self.rows[first:last], parts)
@@ -43,11 +45,15 @@ class Routed:
 
 def union(parts: Sequence[Routed]) -> Tensor:
     """The rows of any of them, ascending."""
+    if len(parts) == 1:
+        return parts[0].rows
     return torch.cat([part.rows for part in parts]).unique()
 
 
 def spread(parts: Sequence[Routed], rows: Tensor) -> list[Tensor | None]:
     """By output, the sum of the parts' cotangents over `rows`, which hold them all; zero elsewhere."""
+    if len(parts) == 1 and len(parts[0].rows) == len(rows):
+        return parts[0].cotangents
     found: list[Tensor | None] = []
     for columns in zip(*(part.cotangents for part in parts), strict=True):
         whole: Tensor | None = None

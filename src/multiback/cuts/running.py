@@ -1,13 +1,16 @@
 """Runs rows of a batch again with a graph: the rows asked for by themselves where that is exact, else the batch."""
 
+import math
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
+from multiback import graph
 from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far, rows_apart
 from multiback.cuts.forms import form_of
 from multiback.cuts.sources import taken
@@ -32,6 +35,7 @@ class Run:
     outputs : the differentiable outputs [n, ...].
     inputs : the data they came from, in its structure, as leaves.
     rows : int64 [n], which rows of the data these are.
+    nodes : of the graph, where it was made for this run.
     apart : whether it is proven that each row's output follows from that row alone.
     keep : whether the graph must be kept by what returns gradients.
     shared : whether it must be kept in any case, since a part of it is older than this run.
@@ -40,6 +44,7 @@ class Run:
     outputs: list[Tensor]
     inputs: Any
     rows: Tensor
+    nodes: Sequence[Node]
     apart: bool
     keep: bool
     shared: bool
@@ -82,7 +87,7 @@ class Runner:
         rows = torch.arange(batch.start, batch.stop)
         try:
             with self._inferred.model.modes.replayed():  # checkpointed parts run forward again
-                yield Run(kept.outputs, kept.inputs, rows, kept.apart, keep=True, shared=kept.shared)
+                yield Run(kept.outputs, kept.inputs, rows, (), kept.apart, keep=True, shared=kept.shared)
         except BaseException:
             batch.kept = None
             raise
@@ -91,8 +96,9 @@ class Runner:
                 tensor.grad = None
 
     def _read(self, rows: Sequence[int]) -> Any:
-        with random_kept():  # a data set may draw as it reads
-            (group,) = self._inferred.source.read([rows])
+        source = self._inferred.source
+        with nullcontext() if source.tensors else random_kept():  # a data set may draw as it reads
+            (group,) = source.read([rows])
             group = self._inferred.move(group)
         self._inferred.prints.check(rows, group)
         return group
@@ -102,8 +108,9 @@ class Runner:
         begun = operations_so_far()
         inputs = leaves_like(group, grad=True)
         outputs = self._inferred.differentiable(call(inputs))
-        shared = is_shared(outputs, begun)
-        return Run(outputs, inputs, rows, apart=False, keep=shared, shared=shared)
+        nodes = graph.walk(graph.roots_of(outputs))
+        shared = is_shared(nodes, begun)
+        return Run(outputs, inputs, rows, nodes, apart=False, keep=shared, shared=shared)
 
     def _by_themselves(self, call: Callable[[Any], Any], group: Any, rows: Tensor) -> Run | None:
         """These rows alone; None, and no further tries where none would do, if that is not what a batch gives."""
@@ -118,7 +125,7 @@ class Runner:
         if any(one.shape[0] != count for one in run.outputs) or self._worst(run.outputs, numbers)[0] > 1:
             self._inferred.together = "an operation that no graph shows: rows by themselves give another output"
             return None
-        form = form_of([one for one in run.outputs if one.requires_grad], tensors_in(run.inputs), count)
+        form = form_of(run.nodes, tensors_in(run.inputs), count)
         known = form is not None and any(map(form.matches, self._inferred.forms))
         return replace(run, apart=True) if known else None
 
@@ -170,16 +177,17 @@ class _Scale:
         self._rounding = 4 * torch.finfo(value.dtype).eps
 
     def excess(self, now: Tensor, then: Tensor) -> Tensor:
-        """By row, the norm of the difference in units of what is allowed, [n] on the CPU."""
-        if torch.equal(now, then):
-            return torch.zeros(now.shape[0])
+        """By row, the norm of the difference in units of what is allowed, [n]."""
         now, then = _wide(now), _wide(then)
+        gap, size = _norms(now - then), _norms(then)
+        found = gap / (self.tolerance * self._spread + self._rounding * size)
+        if math.isfinite(float(found.sum())):  # nearly always
+            return found
         finite = torch.isfinite(then)
         same = (finite == torch.isfinite(now)).all(1)
         gap, size = _norms(torch.where(finite, now - then, 0)), _norms(torch.where(finite, then, 0))
-        allowed = self.tolerance * self._spread + self._rounding * size
-        relative = torch.where(gap == 0, gap, gap / allowed)
-        return torch.where(same & ~torch.isnan(relative), relative, torch.inf).cpu()
+        relative = torch.where(gap == 0, gap, gap / (self.tolerance * self._spread + self._rounding * size))
+        return torch.where(same & ~torch.isnan(relative), relative, torch.inf)
 
 
 def _wide(value: Tensor) -> Tensor:
