@@ -21,6 +21,7 @@ from multiback.cuts.routing import Routed, spread, union
 from multiback.cuts.row_gradient import RowGradient
 from multiback.cuts.running import Runner
 from multiback.errors import RequestError
+from multiback.independence import mixes_rows
 from multiback.nested import dense
 from multiback.request import Target, mirrored, targets_of
 from multiback.survey import REENTRANT
@@ -70,6 +71,30 @@ class DeferredCut:
             whole = f"whole batches, {drawn} of which drew random numbers"
         how = f"graphs kept, about {self.graph_bytes:,} bytes" if self.keep == "graph" else f"recompute {whole}"
         return f"DeferredCut({self.num_rows} rows in {len(self._inferred.batches)} batches; {how})"
+
+    def report(self) -> str:
+        """Why gradients may differ from those of one batch of N rows: a line for each cause, or that there is none."""
+        found, several = self._inferred, len(self._inferred.batches) > 1
+        lines = []
+        if several and found.coupling:
+            meet = "meet" if mixes_rows(found.coupling) else "may meet"
+            lines.append(
+                f"Rows {meet} at {found.coupling}: a row depends on its batch of {self.batch_size}, not on all "
+                f"{self.num_rows}. Put batch norm in eval mode, or raise batch_size."
+            )
+        drawn = sum(batch.random is not None for batch in found.batches)
+        if several and drawn:
+            lines.append(
+                f"Random numbers were drawn in {drawn} of {len(found.batches)} batches, as dropout does: one batch of "
+                f"{self.num_rows} would draw others. Each batch's own are used again for its gradient."
+            )
+        if not lines:
+            lines.append("None but rounding: rows are apart and no random numbers were drawn.")
+        lines.append(
+            f"The loss is that of cut.value: negatives, means and counts are over all {self.num_rows} rows, where a "
+            "loss for each batch would have them over the batch."
+        )
+        return "\n".join(lines)
 
     def __enter__(self) -> Self:
         return self
