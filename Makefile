@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 export PYTHON TORCH
 
 BIN := .venv/bin
-BENCHMARKS := backward jac rows gram cut memory cut_memory startup
+BENCHMARKS := backward jac rows gram cut memory cut_memory trace startup
 
 .PHONY: help bench test check setup docs benchmarks peers clean runtime docs-setup
 

@@ -73,12 +73,12 @@ def test_help_lists_and_show_run_without_torch(run_main, arguments):
 def test_every_public_name_exists():
     import multiback
 
-    classes = {"Check", "Cut", "DeferredCut", "Plan", "Problem", "Result", "RowGradient"}
+    classes = {"Check", "Cut", "DeferredCut", "Plan", "Problem", "Result", "RowGradient", "Trace"}
     errors = {
         *("FreedGraphError", "InputError", "MultibackError", "RecomputationError", "RequestError"),
-        *("StaleForwardError", "WorkerError", "CoupledRowsWarning", "ForgottenBackwardWarning"),
+        *("ExplainedError", "StaleForwardError", "WorkerError", "CoupledRowsWarning", "ForgottenBackwardWarning"),
     }
-    functions = {"backward", "bench", "cut", "each", "grad", "gram", "jac", "norms", "plan", "rows", "tune", "verify"}
+    functions = {"backward", "bench", "cut", "explained", "trace", "each", "grad", "gram", "jac", "norms", "plan", "rows", "tune", "verify"}
     assert set(multiback.__all__) == {"__version__"} | classes | errors | functions
     assert all(getattr(multiback, name) is not None for name in multiback.__all__)
 

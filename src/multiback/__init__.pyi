@@ -18,6 +18,7 @@ from .cuts.existing import Cut as Cut
 from .cuts.making import cut as cut
 from .cuts.row_gradient import RowGradient as RowGradient
 from .errors import CoupledRowsWarning as CoupledRowsWarning
+from .errors import ExplainedError as ExplainedError
 from .errors import ForgottenBackwardWarning as ForgottenBackwardWarning
 from .errors import FreedGraphError as FreedGraphError
 from .errors import InputError as InputError
@@ -27,3 +28,6 @@ from .errors import RequestError as RequestError
 from .errors import StaleForwardError as StaleForwardError
 from .errors import WorkerError as WorkerError
 from .planner import Plan as Plan
+from .tracing.inside import Trace as Trace
+from .tracing.inside import explained as explained
+from .tracing.inside import trace as trace

@@ -6,7 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,8 +19,8 @@ CLOSED_PIPE = 141  # as the shell reports a program that SIGPIPE ended
 
 app = typer.Typer(
     name="multiback",
-    help="Measure what each way to back-propagate several losses costs on your own PyTorch model.",
-    epilog="Try `multiback bench --quick`, then `multiback bench FILE.py:FUNCTION`.",
+    help="What each way to back-propagate several losses costs, and what is wrong in a program's backward calls.",
+    epilog="Try `multiback bench --quick`, `multiback bench FILE.py:FUNCTION`, `multiback trace train.py`.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -122,18 +122,19 @@ def bench(
 
 
 _SHOW = """
-Show a record again; every verdict is computed afresh from its samples.
+Show a record again: of a bench, every verdict computed afresh from its samples, or of a trace.
 
 \b
-Example
+Examples
   multiback show run.json
+  multiback show trace.json --markdown
 """
 
 
 @app.command(help=_SHOW)
 def show(
-    record: Annotated[str, typer.Argument(metavar="FILE", help="A record that --json wrote.")],
-    json: Annotated[bool, typer.Option("--json", help="Print the record, verdicts computed afresh, as JSON.")] = False,
+    record: Annotated[str, typer.Argument(metavar="FILE", help="A record that bench --json or trace --output wrote.")],
+    json: Annotated[bool, typer.Option("--json", help="Print the record as JSON, verdicts computed afresh.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the report as Markdown.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
@@ -142,21 +143,102 @@ def show(
     def run() -> int:
         if json and markdown:
             raise OptionError("--json, --markdown: show prints one form at a time; got both. Leave one out.")
-        from multiback.measure.verdicts import judge_again
-        from multiback.records import encode, load
+        from multiback import showing
         from multiback.report import console
-        from multiback.report.markdown import render
+        from multiback.report.markdown import written
 
-        found = judge_again(load(Path(record)))
+        found = showing.read(Path(record))
         if json:
-            sys.stdout.write(encode(found).decode())
+            sys.stdout.write(found.json)
         elif markdown:
-            sys.stdout.write(render(found))
+            sys.stdout.write(written(found.document))
         else:
-            console.render(found, console.make_console(sys.stdout))
+            console.draw(found.document, console.make_console(sys.stdout))
         return 0
 
     raise typer.Exit(_guarded(run, debug=debug))
+
+
+_TRACE = """
+Run a program as it is, watch its backward calls, and report what is costly or silently wrong in them.
+
+\b
+Every backward(), autograd.grad and optimiser step is seen, in children and torchrun ranks too; the
+report names the line, what it costs, and the edit that mends it. The program's output and exit code
+stay its own; the report goes to standard error.
+
+\b
+Examples
+  multiback trace train.py --epochs 1
+  multiback trace --output trace.json --max-steps 200 train.py
+  multiback trace -m package.train --epochs 1
+  multiback show trace.json
+"""
+
+_PROGRAM: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@app.command(help=_TRACE, context_settings=_PROGRAM)
+def trace(
+    context: typer.Context,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Write the record.")] = None,
+    module: Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, not a script.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Stop recording after so many optimiser steps.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Parse, then hand over; see the help text."""
+    raise typer.Exit(_launched(context, output, module, max_steps, force=force, debug=debug, errors_only=False))
+
+
+_EXPLAIN = """
+Run a program as it is, and explain autograd's errors: what was freed or changed, by which line, and the remedy.
+
+\b
+Examples
+  multiback explain train.py
+  multiback explain -m package.train --epochs 1
+"""
+
+
+@app.command(help=_EXPLAIN, context_settings=_PROGRAM)
+def explain(
+    context: typer.Context,
+    module: Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, not a script.")] = None,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Parse, then hand over; see the help text."""
+    raise typer.Exit(_launched(context, None, module, None, force=False, debug=debug, errors_only=True))
+
+
+def _launched(
+    context: typer.Context,
+    output: str | None,
+    module: str | None,
+    max_steps: int | None,
+    *,
+    force: bool,
+    debug: bool,
+    errors_only: bool,
+) -> int:
+    from multiback.report import console
+    from multiback.report import trace as report
+    from multiback.traces import TraceRecord
+    from multiback.tracing import launcher
+
+    def show(record: TraceRecord) -> None:
+        document = report.build_errors(record) if errors_only else report.build(record)
+        console.draw(document, console.make_console(sys.stderr))
+
+    program = list(context.args) if module is None else [module, *context.args]
+    arguments = launcher.TraceArguments(
+        program=program,
+        module=module is not None,
+        output=None if output is None else Path(output),
+        max_steps=max_steps,
+        force=force,
+    )
+    return _guarded(lambda: launcher.run(arguments, show), debug=debug)
 
 
 def _guarded(run: Callable[[], int], *, debug: bool) -> int:
@@ -203,7 +285,7 @@ def _terminate(number: int, _frame: object) -> None:
 
 def main() -> None:
     """Entry point of the `multiback` command."""
-    signal.signal(signal.SIGINT, _interrupt)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _terminate)
+    for number, act in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _terminate), (signal.SIGHUP, _terminate)):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background
+            signal.signal(number, act)
     app()

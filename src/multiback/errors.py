@@ -13,6 +13,7 @@
     │   ├── ProblemError      the target loads, but its model, data or losses break a rule
     │   ├── OutputError       an output file cannot be written
     │   └── RecordError       a record cannot be read
+    ├── ExplainedError        autograd's own error with cause, place and remedy; also a RuntimeError
     └── WorkerError           a measuring process ended without an answer
 
     UserWarning
@@ -79,6 +80,10 @@ class OutputError(InputError):
 
 class RecordError(InputError):
     """A record cannot be read."""
+
+
+class ExplainedError(MultibackError, RuntimeError):
+    """An error of autograd's, with its cause, its place and the remedy."""
 
 
 class WorkerError(MultibackError):

@@ -182,3 +182,39 @@ class BufferValues:
             if not torch.equal(tensor, value):
                 tensor.data.copy_(value)  # through .data, which leaves the version as it is
             buffer.module._buffers[buffer.key] = tensor
+
+
+class Attributes:
+    """Modules' attributes that are numbers, flags or texts, such as a count of calls or a strength that is set."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._kept = [
+            (part, name, value)
+            for root in self._modules
+            for part in root.modules()
+            for name, value in part.__dict__.items()
+            if type(value) in (int, float, bool, str) and name != "training" and not name.startswith("_")
+        ]
+
+    def changed(self) -> "Attributes":
+        """Those that have another value now, with the value that they had."""
+        found = Attributes(())
+        found._kept = [kept for kept in self._kept if not self._is(kept)]
+        return found
+
+    def differing(self) -> str | None:
+        """The name of the first that has another value now."""
+        return next((f'attribute "{name}" of {type(part).__name__}' for part, name, _ in self.changed()._kept), None)
+
+    def restore(self) -> None:
+        """Put the values back."""
+        for part, name, value in self._kept:
+            if part.__dict__.get(name) is not value:
+                part.__dict__[name] = value
+
+    @staticmethod
+    def _is(kept: tuple[nn.Module, str, object]) -> bool:
+        part, name, value = kept
+        now = part.__dict__.get(name)
+        return type(now) is type(value) and (now == value or now is value)

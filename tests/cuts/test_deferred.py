@@ -175,6 +175,30 @@ class Branching(Straight):
         return h.tanh() if len(x) > 3 else h.sin()
 
 
+class Gated(Straight):
+    """A statistic of the batch that is a number scales the gradient, and not the value."""
+
+    def forward(self, x):
+        h = self.layer(x)
+        gate = 1.0 if x.detach().mean().item() > 0 else 0.25
+        return h.detach() + gate * (h - h.detach())
+
+
+class Detaching(Straight):
+    def forward(self, x):
+        h = self.layer(x)
+        return (h if x.detach().mean().item() > 0 else h.detach()).tanh() + self.layer(x)
+
+
+class Squeezed(Straight):
+    def __init__(self):
+        super().__init__()
+        self.last = nn.Linear(3, 1)
+
+    def forward(self, x):
+        return torch.stack([self.last(self.layer(x).tanh()).squeeze(), x[:, 0]], -1)
+
+
 class Energy(Straight):
     """Differentiates inside its forward, as models of forces do."""
 
@@ -213,6 +237,9 @@ MODELS = {
     "mean that cancels": Mean,
     "branch by size": Branching,
     "force": Energy,
+    "gate by the batch": Gated,
+    "detached by the batch": Detaching,
+    "squeezed": Squeezed,
     "in place": InPlace,
 }
 
@@ -252,3 +279,56 @@ class Reference:
     def __call__(self, x):
         named = dict(self.model.named_parameters())
         return torch.func.functional_call(self._again, named, (x,))
+
+
+def test_graphs_that_were_asked_for_are_what_answers():
+    net, calls = nn.Linear(WIDTH, 3), []
+
+    def model(x):
+        calls.append(len(x))
+        return net(x).tanh()
+
+    data = torch.randn(ROWS, WIDTH)
+    cut = mb.cut(model, data, batch_size=SIZE, keep="graph")
+    calls.clear()
+    cut.grad_of(cut.value[3].sum())
+    assert calls == []
+    cut = mb.cut(model, data, batch_size=SIZE)
+    calls.clear()
+    cut.grad_of(cut.value[3].sum())
+    assert calls == [1]
+
+
+def test_what_lies_behind_another_cut_is_an_error_and_not_zero():
+    first, second, data = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 3), torch.randn(ROWS, WIDTH)
+    one, other = mb.cut(first, data), mb.cut(second, data)
+    with pytest.raises(mb.RequestError, match=r"wrt\['weight'\]: must not lie behind another cut"):
+        one.grad_of((one.value * other.value).sum(), wrt=second)
+    assert one.grad_of((one.value * other.value).sum(), wrt=first)["weight"].shape == (3, WIDTH)
+    trunk = mb.cut(first(data))
+    head = mb.cut(nn.Linear(3, 2)(trunk.value))
+    with pytest.raises(mb.RequestError, match="must not lie behind another cut"):
+        head.grad_of(head.value.sum(), wrt=first)
+
+
+def test_a_tensor_that_inference_made_is_no_target():
+    net, seen = nn.Sequential(nn.Linear(WIDTH, 3), nn.Tanh()), []
+    net[0].register_forward_hook(lambda _module, _given, output: seen.append(output))
+    cut = mb.cut(net, torch.randn(ROWS, WIDTH), batch_size=SIZE, keep="recompute")
+    with pytest.raises(mb.RequestError, match="must be a leaf, or part of the loss's or the data's own graph"):
+        cut.grad_of(cut.value[3].sum(), wrt=seen[0])
+
+
+def test_the_data_tensor_as_wrt_says_to_leave_it_out():
+    data = torch.randn(ROWS, WIDTH)
+    cut = mb.cut(nn.Linear(WIDTH, 3), data)
+    with pytest.raises(mb.RequestError, match="Leave wrt out"):
+        cut.grad_of(cut.value[3].sum(), wrt=data)
+
+
+@pytest.mark.parametrize(
+    "option", [{"batch_size": 4}, {"keep": "graph"}, {"budget": 10}, {"device": "cpu"}, {"workers": 1}], ids=str
+)
+def test_options_of_the_other_form_are_refused(option):
+    with pytest.raises(mb.InputError, match=f"{next(iter(option))}: must go with a model and its data"):
+        mb.cut(nn.Linear(WIDTH, 3)(torch.randn(ROWS, WIDTH)), **option)

@@ -186,11 +186,11 @@ class Hidden(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.layer, self.calls = nn.Linear(4, 3), 0
+        self.layer, self.calls = nn.Linear(4, 3), []
 
     def forward(self, x):
-        self.calls += 1
-        return self.layer(x) * self.calls
+        self.calls.append(len(x))
+        return self.layer(x) * len(self.calls)
 
 
 class OwnGenerator(Hidden):
@@ -287,33 +287,91 @@ def test_a_parameter_in_a_model_without_modules_is_named_by_its_shape(x):
         cut.grad_of(cut.value.sum())
 
 
-def test_an_error_half_way_loses_nothing_and_counts_nothing_twice(x):
-    net = block()
-    for keep in ("recompute", "graph"):
-        leaf = x.clone().requires_grad_()
-        net.zero_grad()
-        cut = mb.cut(net, leaf, batch_size=4, keep=keep)
-        cut.value.square().sum().backward()
-        calls = []
+def test_an_error_between_traversals_loses_nothing_and_counts_nothing_twice(x):
+    net, calls = block(), []
 
-        def fail_once(gradient, calls=calls):
-            calls.append(1)
-            if len(calls) == 2:
-                raise KeyboardInterrupt
-            return gradient
+    def model(part):
+        calls.append(1)
+        if len(calls) == stop:
+            raise KeyboardInterrupt
+        return net(part)
 
-        handle = net[0].weight.register_hook(fail_once)
-        with pytest.raises(KeyboardInterrupt):
-            cut.backward()
-        handle.remove()
-        first = [parameter.grad.clone() for parameter in net.parameters()]
+    stop = 10**6
+    cut = mb.cut(model, x, batch_size=4, keep="recompute")
+    cut.value.square().sum().backward()
+    stop = len(calls) + 2  # in the forward of the second batch
+    with pytest.raises(KeyboardInterrupt):
         cut.backward()
-        twin = x.clone().requires_grad_()
-        expected = torch.autograd.grad(net(twin).square().sum(), [twin, *net.parameters()])
-        torch.testing.assert_close(leaf.grad, expected[0], rtol=1e-4, atol=1e-5)
-        # layers above the hook may have got the interrupted batch's part, as from torch's own backward
-        torch.testing.assert_close(net[0].weight.grad, expected[1], rtol=1e-4, atol=1e-5)
-        assert not torch.equal(first[0], net[0].weight.grad)
+    cut.backward()
+    expected = torch.autograd.grad(net(x).square().sum(), list(net.parameters()))
+    for parameter, gradient in zip(net.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("keep", ["recompute", "graph"])
+def test_an_error_inside_a_traversal_must_be_followed_by_a_fresh_start(x, keep):
+    net = block()
+    leaf = x.clone().requires_grad_()
+    cut = mb.cut(net, leaf, batch_size=4, keep=keep)
+    calls = []
+
+    def fail_once(gradient):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return gradient
+
+    cut.value.square().sum().backward()
+    handle = net[0].weight.register_hook(fail_once)
+    with pytest.raises(KeyboardInterrupt):
+        cut.backward()
+    handle.remove()
+    with pytest.raises(mb.RequestError, match=r"must not follow one that an error stopped.*Set all \.grad to None"):
+        cut.backward()
+    net.zero_grad()
+    leaf.grad = cut.value.grad = None
+    cut.value.square().sum().backward()
+    cut.backward()
+    twin = x.clone().requires_grad_()
+    expected = torch.autograd.grad(net(twin).square().sum(), [twin, *net.parameters()])
+    for tensor, gradient in zip([leaf, *net.parameters()], expected, strict=True):
+        torch.testing.assert_close(tensor.grad, gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_hook_that_acts_on_complete_gradients_is_refused_where_there_are_several_batches(x):
+    net = block()
+    optimiser = torch.optim.SGD(net.parameters(), 0.1)
+    handle = net[0].weight.register_post_accumulate_grad_hook(lambda _: optimiser.step())
+    cut = mb.cut(net, x, batch_size=4)
+    cut.value.sum().backward()
+    with pytest.raises(mb.RequestError, match=r'post-accumulate hook.*got one on parameter "0\.weight"'):
+        cut.backward()
+    handle.remove()
+    cut.backward()
+    net[0].weight.register_hook(lambda gradient: gradient.clamp(-1, 1))
+    assert 'A hook on parameter "0.weight" acts on each batch' in mb.cut(net, x, batch_size=4).report()
+
+
+def test_attributes_that_a_forward_changes_are_replayed_and_ones_that_are_set_are_noticed(x):
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls, self.strength = nn.Linear(4, 3), 0, 1.0
+
+        def forward(self, given):
+            self.calls += 1
+            hidden = self.layer(given)
+            return hidden.detach() + self.calls * self.strength * (hidden - hidden.detach())
+
+    model = Counting()
+    cut = mb.cut(model, x, batch_size=4, keep="recompute")
+    assert model.calls == 3
+    found = cut.grad_of(cut.value[[1, 9]].sum(), wrt=model.layer.weight)
+    torch.testing.assert_close(found, (x[1] + 3 * x[9]).expand(3, 4))
+    assert model.calls == 3
+    model.strength = 2.0
+    with pytest.raises(mb.StaleForwardError, match='attribute "strength" of Counting'):
+        cut.grad_of(cut.value[1].sum())
 
 
 @pytest.mark.parametrize("where", ["model", "data", "loss"])

@@ -12,11 +12,11 @@ from torch.autograd.graph import Node
 from multiback import graph
 from multiback.cuts import locality
 from multiback.cuts.forms import Form, form_of
-from multiback.cuts.models import Model
+from multiback.cuts.models import Model, Replayed
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import RecomputationError, RequestError
 from multiback.nested import map_tensors, tensors_in
-from multiback.states import BufferValues, Randomness
+from multiback.states import Randomness
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,24 +27,31 @@ class Kept:
     ----------
     outputs : its differentiable outputs.
     inputs : the data they were computed from, as leaves.
-    apart : whether it is proven that each row's output follows from that row alone.
     shared : whether part of the graph is older than this run, so that it must not be freed.
     """
 
     outputs: list[Tensor]
     inputs: Any
-    apart: bool
     shared: bool
 
 
 @dataclass(eq=False)
 class Batch:
-    """Rows `start` to `stop`, and what is needed to run them again as they were; `kept` is their graph."""
+    """Rows `start` to `stop`, and what is needed to run them again as they were.
+
+    Attributes
+    ----------
+    apart : whether its graph proved that each row's output follows from that row alone.
+    form : its graph's, where rows run by themselves may be held against it.
+    kept : the graph itself.
+    """
 
     start: int
     stop: int
     random: Randomness | None
-    buffers: BufferValues
+    replayed: Replayed
+    apart: bool = False
+    form: Form | None = None
     kept: Kept | None = None
 
     @property
@@ -69,9 +76,10 @@ class Inferred:
     keeping : whether they are kept.
     template : a batch of the data without rows.
     reentrant : whether a part of the model is checkpointed with `use_reentrant=True`.
+    asked_for_graphs : whether graphs are kept because the caller said so.
     reads_data : whether the model uses a data tensor itself, beside the rows that it is given.
     together : why rows are run with their batch; empty where they may be run by themselves.
-    forms : of the graphs for which it is proven that rows are apart.
+    forms : of batches' graphs, each once.
     """
 
     model: Model
@@ -85,6 +93,7 @@ class Inferred:
     keeping: bool
     template: Any
     reentrant: bool
+    asked_for_graphs: bool
     reads_data: bool
     together: str = ""
     forms: list[Form] = field(default_factory=list)
@@ -121,9 +130,9 @@ class Inferred:
         return [tensors[place] for place in self.places]
 
 
-def leaves_like(data: Any, *, grad: bool) -> Any:
-    """The data as leaves of their own; those that can have a gradient require it, if asked."""
-    return map_tensors(data, lambda tensor: tensor.detach().requires_grad_(grad and can_have_gradient(tensor)))
+def leaves_like(data: Any) -> Any:
+    """The data as leaves of their own; those that can have a gradient require it."""
+    return map_tensors(data, lambda tensor: tensor.detach().requires_grad_(can_have_gradient(tensor)))
 
 
 def can_have_gradient(tensor: Tensor) -> bool:
@@ -131,20 +140,27 @@ def can_have_gradient(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def rows_apart(found: Inferred, outputs: list[Tensor], inputs: Any) -> bool:
-    """Whether a whole batch's graph is proven to hold rows apart; remembers its form if so."""
+def look_at_rows(found: Inferred, batch: Batch, outputs: list[Tensor], inputs: Any) -> None:
+    """Whether a batch's graph proves that rows are apart, and its form; the first obstacle of any batch is kept."""
     there = [output for output in outputs if output.requires_grad]
-    rows = outputs[0].shape[0]
-    if found.coupling or rows < 2 or locality.coupling(there, tensors_in(inputs), rows):
-        return rows < 2
-    form = form_of(graph.walk(graph.roots_of(there)), tensors_in(inputs), rows)
+    rows, given = len(batch.rows), tensors_in(inputs)
+    if rows < 2:
+        batch.apart = True
+        return
+    coupled = locality.coupling(there, given, rows)
+    found.coupling = found.coupling or coupled
+    batch.apart = not coupled
+    if coupled or found.together:
+        return
+    form = form_of(graph.walk(graph.roots_of(there)), given, rows)
     if form is None:
-        found.together = found.together or "saved tensors behind hooks, as of checkpointing"
+        found.together = "saved tensors behind hooks, as of checkpointing"
     elif form.foreign:
-        found.together = found.together or f"{form.foreign}, which uses rows that come from outside the graph"
-    elif form not in found.forms:
-        found.forms.append(form)
-    return True
+        found.together = f"{form.foreign}, which uses rows that come from outside the graph, such as a mask"
+    else:
+        batch.form = next((known for known in found.forms if known == form), form)
+        if batch.form is form:
+            found.forms.append(form)
 
 
 def operations_so_far() -> int:

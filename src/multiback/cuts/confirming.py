@@ -51,8 +51,8 @@ def _differing(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tenso
     parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
     whole = _gradients(kept.outputs, [_only(cotangent, rows) for cotangent in everywhere], [*data, *parameters])
     whole = [*(one[rows.to(one.device)] for one in whole[: len(data)]), *whole[len(data) :]]
-    with found.model.again(None, batch.buffers) as call:
-        part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())), grad=True)
+    with found.model.again(None, batch.replayed) as call:
+        part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())))
         try:
             outputs = found.differentiable(call(part))
         except Exception as error:

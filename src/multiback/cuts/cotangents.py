@@ -4,10 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import add
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from multiback import graph, traversals
 from multiback.api.answering import freed_graphs_named
@@ -96,7 +97,44 @@ def gradients_of(
     return found
 
 
-def summed(parts: Sequence[Tensor | None], zeros: Callable[[], Tensor]) -> Tensor:
-    """The sum of what is there, as a new tensor of its own where more than one is; zeros where nothing is."""
+def summed(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """The sum of what is there; None where nothing is."""
     there = [part for part in parts if part is not None]
-    return reduce(add, there) if there else zeros()
+    return reduce(add, there) if there else None
+
+
+def filled(targets: Sequence[Target], answers: Sequence[Tensor | None]) -> list[Tensor]:
+    """Zeros where nothing arrives."""
+    return [target.zeros() if one is None else one for target, one in zip(targets, answers, strict=True)]
+
+
+STAND_INS: Any = WeakTensorKeyDictionary()  # every cut's, as long as they live
+
+
+def refuse_lost(
+    losses: Losses,
+    outputs: Sequence[Tensor],
+    own: Sequence[Tensor],
+    targets: Sequence[Target],
+    answers: Sequence[Tensor | None],
+) -> None:
+    """RequestError where nothing arrives because what leads there was cut, or is made anew when rows are run again.
+
+    `outputs` are what the stand-ins in `own` stand for, where their graph is at hand.
+    """
+    missing = [target for target, answer in zip(targets, answers, strict=True) if answer is None]
+    if not missing:
+        return
+    mine = {id(leaf) for leaf in own}
+    leaves = graph.leaves_of([*losses_of(losses), *outputs])
+    if any(leaf in STAND_INS and id(leaf) not in mine for leaf in leaves):
+        raise RequestError(
+            f"{missing[0].name}: must not lie behind another cut, whose value the loss depends on as well; nothing "
+            "arrives there. Call backward() on the losses and then on each cut, or ask that cut."
+        )
+    inner = [target for target in missing if not (isinstance(target.given, Tensor) and target.given.is_leaf)]
+    if inner:
+        raise RequestError(
+            f"{inner[0].name}: must be a leaf, or part of the loss's or the data's own graph; nothing arrives there, "
+            "since rows that are run again make tensors anew. Name parameters or data."
+        )

@@ -80,7 +80,8 @@ def accumulate(root: Tensor, run: Run, data: DataGradients, *, retain_graph: boo
     nodes = graph.walk(graph.roots_of([root])) if restricted else list[Node]()
     if has_reentrant(node.name() for node in nodes):  # it takes no choice of leaves
         nodes.clear()
-    leaves = [leaf for leaf in map(graph.leaf_of, nodes) if leaf is not None and all(leaf is not one for one in given)]
+    reached = [leaf for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.requires_grad]
+    leaves = [leaf for leaf in reached if all(leaf is not one for one in given)]
     if nodes and not leaves:
         return
     backward(root, wrt=leaves or None, retain_graph=retain_graph)

@@ -7,13 +7,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, overload
 
+import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
 from multiback.cuts.batches import Batch, Inferred
-from multiback.cuts.cotangents import cotangents_of, gradients_of, root_of, summed
+from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, root_of
 from multiback.cuts.data_gradients import DataGradients, Piece, accumulate, joined, traversed
 from multiback.cuts.existing import check_one, refuse_inference_mode, warn_forgotten, warn_orphans
 from multiback.cuts.inference import shown
@@ -55,6 +56,7 @@ class DeferredCut:
         self.batch_size = len(inferred.batches[0].rows)
         self.keep = "graph" if inferred.keeping else "recompute"
         self.graph_bytes = inferred.graph_bytes
+        self._broken: list[Tensor] = []
         self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
         warn_orphans(self, self._leaves)
 
@@ -87,6 +89,11 @@ class DeferredCut:
             lines.append(
                 f"Random numbers were drawn in {drawn} of {len(found.batches)} batches, as dropout does: one batch of "
                 f"{self.num_rows} would draw others. Each batch's own are used again for its gradient."
+            )
+        hooked = found.model.hooked()
+        if several and hooked is not None:
+            lines.append(
+                f"A hook on {hooked} acts on each batch's gradient, not on the sum: the same only where it is linear."
             )
         if not lines:
             lines.append("None but rounding: rows are apart and no random numbers were drawn.")
@@ -131,34 +138,15 @@ class DeferredCut:
         were drawn, of the touched batches; a traversal alone where graphs are kept. Holds the graph
         of one batch at a time.
         """
-        refuse_inference_mode()
-        for leaf in self._leaves:
-            leaf.grad = None if leaf.grad is None else dense(leaf.grad.detach())
-        waiting = [leaf.grad for leaf in self._leaves]
-        if all(gradient is None for gradient in waiting):
-            raise RequestError(
-                "cut.backward(): must follow a loss on cut.value; no gradient has arrived there since it was made or "
-                "last used up. Call loss.backward() on losses computed from cut.value first."
-            )
+        waiting = self._waiting()
         self._inferred.model.check_unchanged()
+        self._check_hooks()
         data = DataGradients(self._inferred.source.tensors)
+        self._forgotten.detach()  # whatever comes now, it was not forgotten
         try:
             for number in shown(self._progress, "back-propagating batch", len(self._inferred.batches)):
                 batch = self._inferred.batches[number]
-                here = slice(batch.start, batch.stop)
-                part = Routed.of(0, [None if one is None else one[here] for one in waiting], batch.start)
-                if not len(part.rows):
-                    continue
-                with self._runner.run(batch, part.rows) as run:
-                    root = root_of(run.outputs, spread([part], run.rows))
-                    keep = run.shared or (retain_graph and batch.kept is not None)
-                    if root is not None:
-                        accumulate(root, run, data, retain_graph=keep)
-                if not retain_graph:
-                    batch.kept = None
-                for gradient in waiting:
-                    if gradient is not None:
-                        gradient[here] = 0
+                self._send(batch, waiting, data, retain_graph=retain_graph)
         finally:
             root = data.root()
             if root is not None:
@@ -167,6 +155,54 @@ class DeferredCut:
             self.keep = "recompute"
         for leaf in self._leaves:
             leaf.grad = None
+        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+
+    def _waiting(self) -> list[Tensor | None]:
+        """The gradient on `value`, dense; RequestError where there is none, or part of it has been sent on already."""
+        refuse_inference_mode()
+        for leaf in self._leaves:
+            if leaf.grad is not None and (leaf.grad.requires_grad or leaf.grad.layout != torch.strided):
+                leaf.grad = dense(leaf.grad.detach())
+        waiting = [leaf.grad for leaf in self._leaves]
+        if all(gradient is None for gradient in waiting):
+            raise RequestError(
+                "cut.backward(): must follow a loss on cut.value; no gradient has arrived there since it was made or "
+                "last used up. Call loss.backward() on losses computed from cut.value first."
+            )
+        if any(one is not None and any(one is old for old in self._broken) for one in waiting):
+            raise RequestError(
+                "cut.backward(): must not follow one that an error stopped inside the model's traversal, which has "
+                "left part of a batch's gradient in .grad. Set all .grad to None, cut.value's too, and back-propagate "
+                "the losses again."
+            )
+        return waiting
+
+    def _send(self, batch: Batch, waiting: Sequence[Tensor | None], data: DataGradients, *, retain_graph: bool) -> None:
+        """One batch's rows on to the model; what has been sent on is zero afterwards."""
+        here = slice(batch.start, batch.stop)
+        part = Routed.of(0, [None if one is None else one[here] for one in waiting], batch.start)
+        if not len(part.rows):
+            return
+        with self._runner.run(batch, part.rows) as run:
+            root = root_of(run.outputs, spread([part], run.rows))
+            if root is not None:
+                self._broken = [one for one in waiting if one is not None]
+                accumulate(root, run, data, retain_graph=run.shared or (retain_graph and batch.kept is not None))
+                self._broken = []
+        if not retain_graph:
+            batch.kept = None
+        for gradient in waiting:
+            if gradient is not None:
+                gradient[here] = 0
+
+    def _check_hooks(self) -> None:
+        """RequestError where a hook that acts when .grad is complete would act once for every batch."""
+        name = self._inferred.model.acting_on_grad() if len(self._inferred.batches) > 1 else None
+        if name is not None:
+            raise RequestError(
+                f"cut.backward(): must find no post-accumulate hook on a parameter, which would act once for each of "
+                f"{len(self._inferred.batches)} batches; got one on {name}. Remove it, or infer all rows in one batch."
+            )
 
     # ---- returned --------------------------------------------------------------------------
 
@@ -224,6 +260,11 @@ class DeferredCut:
             raise RequestError(REENTRANT)
         if wrt is None:
             found.check_data_alone()
+        elif isinstance(wrt, Tensor) and any(wrt is one for one in found.source.tensors) and not wrt.requires_grad:
+            raise RequestError(
+                "wrt: must require grad before the cut is made where it is the data tensor itself; it does not. Leave "
+                "wrt out: the data's gradient is what grad_of gives."
+            )
         tensors = [tensor for tensor in found.source.tensors if tensor.requires_grad]
         asked = tensors if wrt is None else wrt  # of data that require grad a loss may make direct use
         targets, structure = targets_of(asked) if wrt is not None or tensors else ((), "tuple")
@@ -242,7 +283,9 @@ class DeferredCut:
         if wrt is None:
             return self._rows_of_data(parts, direct)
         answers = self._targets(parts, direct, targets)
-        return [mirrored(structure, targets, answer) for answer in answers]
+        for answer in answers:
+            refuse_lost(losses, (), self._leaves, targets, answer)
+        return [mirrored(structure, targets, filled(targets, answer)) for answer in answers]
 
     def _touched(self, routed: Sequence[Routed]) -> Iterator[tuple[Batch, list[Routed]]]:
         """The batches that hold any of the rows, with what each loss has there."""
@@ -267,7 +310,7 @@ class DeferredCut:
 
     def _targets(
         self, routed: Sequence[Routed], direct: Sequence[list[Tensor | None]], targets: Sequence[Target]
-    ) -> list[list[Tensor]]:
+    ) -> list[list[Tensor | None]]:
         """By loss, the gradient of every target: direct, by way of the model, and by way of the data's own graph."""
         totals = [list(one) for one in direct]
         data = [DataGradients(self._inferred.source.tensors) for _ in direct]
@@ -281,7 +324,7 @@ class DeferredCut:
                 _add(totals[part.loss], row)
         for one, total in zip(data, totals, strict=True):
             _add(total, gradients_of([one.root()], targets, retain_graph=True)[0])
-        return [[summed([one], target.zeros) for one, target in zip(total, targets, strict=True)] for total in totals]
+        return totals
 
 
 def _add(total: list[Tensor | None], more: Sequence[Tensor | None]) -> None:

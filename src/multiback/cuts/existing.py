@@ -14,12 +14,12 @@ from multiback import graph
 from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
-from multiback.cuts.cotangents import cotangents_of, gradients_of, root_of, summed
+from multiback.cuts.cotangents import STAND_INS, cotangents_of, filled, gradients_of, refuse_lost, root_of, summed
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import name_of
 from multiback.errors import ForgottenBackwardWarning, FreedGraphError, RequestError, StaleForwardError
 from multiback.nested import dense, map_tensors, tensors_in
-from multiback.request import Target, mirrored, targets_of
+from multiback.request import mirrored, targets_of
 from multiback.survey import REENTRANT, has_reentrant
 
 T = TypeVar("T")
@@ -100,6 +100,7 @@ class Cut(Generic[T]):
                 "last used up. Call loss.backward() on losses computed from cut.value first."
             )
         self._check()
+        self._forgotten.detach()  # whatever comes now, it was not forgotten
         there = [None if gradient is None else dense(gradient.detach()) for gradient in gradients]
         with freed_graphs_named():
             root = root_of(self._outputs, there)
@@ -108,6 +109,12 @@ class Cut(Generic[T]):
         self._freed = not retain_graph
         for leaf in self._leaves:
             leaf.grad = None
+        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+
+    def __repr__(self) -> str:
+        """What it stands for."""
+        shapes = ", ".join(str(list(leaf.shape)) for leaf in self._leaves)
+        return f"Cut(value {shapes}{', its graph freed' * self._freed})"
 
     @overload
     def grad_of(self, loss: Tensor, *, wrt: Bare, retain_graph: bool = False) -> Tensor: ...
@@ -166,8 +173,13 @@ class Cut(Generic[T]):
         found = cotangents_of(losses, self._leaves, targets, lambda one: one, retain_graph=retain_graph)
         with freed_graphs_named():
             through = gradients_of([root_of(self._outputs, c.values) for c in found], targets, retain_graph=True)
-        answers = [_total(targets, one.direct, by_model) for one, by_model in zip(found, through, strict=True)]
-        return [mirrored(structure, targets, answer) for answer in answers]
+        answers = [
+            [summed(pair) for pair in zip(one.direct, by_model, strict=True)]
+            for one, by_model in zip(found, through, strict=True)
+        ]
+        for answer in answers:
+            refuse_lost(losses, self._outputs, self._leaves, targets, answer)
+        return [mirrored(structure, targets, filled(targets, answer)) for answer in answers]
 
     def _check(self) -> None:
         if self._freed:
@@ -183,13 +195,6 @@ class Cut(Generic[T]):
                 f"cut: must be used before the model changes; {changed} has changed since the cut was made, so this "
                 "forward's gradient is stale. Back-propagate all losses before the step, or run a forward after it."
             )
-
-
-def _total(
-    targets: Sequence[Target], direct: Sequence[Tensor | None], by_model: Sequence[Tensor | None]
-) -> list[Tensor]:
-    """By target, what comes directly and by way of the model."""
-    return [summed(pair, target.zeros) for target, *pair in zip(targets, direct, by_model, strict=True)]
 
 
 def refuse_inference_mode() -> None:
@@ -227,6 +232,7 @@ def warn_orphans(cut: object, leaves: Sequence[Tensor]) -> None:
             )
 
     for leaf in leaves:
+        STAND_INS[leaf] = True
         leaf.register_hook(arrived)
 
 

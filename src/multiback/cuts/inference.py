@@ -2,23 +2,22 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from multiback import graph
-from multiback.cuts import locality
-from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far, rows_apart
+from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, look_at_rows, operations_so_far
 from multiback.cuts.confirming import confirm
-from multiback.cuts.models import Model
+from multiback.cuts.models import Model, Replayed
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import OptionError, RequestError
 from multiback.nested import map_tensors, named_tensors, tensors_in
 from multiback.report import progress
-from multiback.states import BufferValues, Randomness
+from multiback.states import Randomness
 from multiback.survey import has_reentrant
 
 Keep = Literal["graph", "recompute", "auto"]
@@ -62,7 +61,7 @@ def shown(wanted: bool | None, label: str, count: int) -> Iterator[int]:
 
 
 def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Options) -> Inferred:
-    """Run every batch once, in order; the first with a graph, from which the rest is decided."""
+    """Run every batch once, in order, with a graph, which tells of rows and is then dropped unless graphs are kept."""
     starts = range(0, source.num_rows, options.batch_size)
     bounds = [(start, min(start + options.batch_size, source.num_rows)) for start in starts]
     groups = iter(source.read([range(*pair) for pair in bounds]))
@@ -73,17 +72,17 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
         given = move(next(groups))
         prints.keep(bounds[number][0], given)
         begun = operations_so_far()
-        inputs, (output, random, buffers) = _run(model, given, grad=found is None or found.keeping)
-        batch = Batch(*bounds[number], random, buffers)
+        inputs, (output, random, replayed) = _run(model, given)
+        batch = Batch(*bounds[number], random, replayed)
         if found is None:
             found = _decided(model, source, prints, move, options, output, inputs)
         _store(found.output, output, batch)
         found.batches.append(batch)
-        if not found.batches[1:] or found.keeping:
-            kept = _kept(found, output, inputs, begun)
-            parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
+        kept = _kept(found, batch, output, inputs, begun)
+        parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
+        if found.keeping or number == 0:
             batch.kept = kept
-        del given, inputs, output
+        del given, inputs, output, kept
     if found is None:
         raise AssertionError("a source has at least one row")
     _confirmed(found)
@@ -92,50 +91,43 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
 
 
 def _confirmed(found: Inferred) -> None:
-    """Try what the first graph proved, once all batches are through: a model may count its calls."""
+    """Try what the graphs proved, once all batches are through: a model may count its calls."""
     first = found.batches[0]
-    if first.kept is not None and first.kept.apart and len(first.rows) > 1:
+    if first.random is not None:
+        found.together = found.coupling or "random numbers that were drawn for the whole batch"
+    if first.kept is not None and first.apart and len(first.rows) > 1:
         confirm(found, first, first.kept)
     elif not found.together:
         found.together = found.coupling or "batches of one row"
-    for batch in found.batches:
-        if batch.kept is not None:
-            apart = batch.kept.apart and not found.coupling
-            batch.kept = replace(batch.kept, apart=apart) if found.keeping else None
+    if not found.keeping:
+        first.kept = None
 
 
-def _kept(found: Inferred, output: Any, inputs: Any, begun: int) -> Kept:
+def _kept(found: Inferred, batch: Batch, output: Any, inputs: Any, begun: int) -> Kept:
+    """The batch's graph; what it proves is remembered of the batch, whether the graph is kept or not."""
     outputs = found.differentiable(output)
     shared = is_shared(graph.walk(graph.roots_of(outputs)), begun)
-    return Kept(outputs, inputs, rows_apart(found, outputs, inputs), shared)
+    look_at_rows(found, batch, outputs, inputs)
+    return Kept(outputs, inputs, shared)
 
 
-def _run(model: Model, given: Any, *, grad: bool) -> tuple[Any, tuple[Any, Randomness | None, BufferValues]]:
-    """The data as leaves, and what the model makes of them.
-
-    A model that works with its own graph, such as one that differentiates inside its forward, is given
-    one for every batch, which is then dropped; one that writes to its data is given copies.
-    """
-    grad = grad or model.needs_graph
-    inputs = leaves_like(given, grad=grad)
+def _run(model: Model, given: Any) -> tuple[Any, tuple[Any, Randomness | None, Replayed]]:
+    """The data as leaves, and what the model makes of them; a model that writes to its data is given copies."""
+    inputs = leaves_like(given)
     try:
-        return inputs, model.infer(inputs, grad=grad)
+        return inputs, model.infer(inputs)
     except TypeError as error:
-        if "argument" not in str(error) or isinstance(given, torch.Tensor):
+        if "argument" not in str(error) or not isinstance(given, (tuple, list, Mapping)):
             raise
         raise OptionError(
             f"model: must take a batch's {len(given)} parts as its arguments; it raised: {error}. Choose what it gets "
             "in collate_fn, or by a function that takes them all."
         ) from error
-    except (RuntimeError, AttributeError) as error:
-        text = str(error)
-        if "leaf Variable" in text and "in-place" in text and not model.needs_copy:
-            model.needs_copy = True
-        elif not grad and ("grad" in text or "register_" in text):
-            model.needs_graph = True
-        else:
+    except RuntimeError as error:
+        if not ("leaf Variable" in str(error) and "in-place" in str(error)) or model.needs_copy:
             raise
-    return _run(model, given, grad=grad)
+        model.needs_copy = True
+    return _run(model, given)
 
 
 def _decided(
@@ -168,11 +160,12 @@ def _decided(
         places,
         prints,
         move,
-        locality.coupling(outputs, given, rows) if rows > 1 else "batches of one row",
+        "" if rows > 1 else "batches of one row",
         predicted,
         _keeps(options, predicted, readable=not facts.unreadable),
         map_tensors(inputs, lambda tensor: tensor.detach()[:0]),
         has_reentrant(node.name() for node in graph.walk(graph.roots_of(outputs))),
+        options.keep == "graph",
         graph.reaches(outputs, [tensor for tensor in source.tensors if tensor.requires_grad]),
     )
 

@@ -17,6 +17,7 @@ from multiback.planner import bytes_of
 
 T = TypeVar("T")
 _NOTHING: Any = object()
+_BATCH = 256
 
 
 @overload
@@ -27,7 +28,7 @@ def cut(
     data: Any,
     /,
     *,
-    batch_size: int = 256,
+    batch_size: int = _BATCH,
     keep: Keep = "auto",
     budget: int | str | None = None,
     device: str | torch.device | None = None,
@@ -41,7 +42,7 @@ def cut(
     data: Any = _NOTHING,
     /,
     *,
-    batch_size: int = 256,
+    batch_size: int = _BATCH,
     keep: Keep = "auto",
     budget: int | str | None = None,
     device: str | torch.device | None = None,
@@ -110,6 +111,16 @@ def cut(
                 f"data: must be given with a model; got {type(model).__name__} alone. Say mb.cut(model, data), or "
                 "mb.cut(model(data))."
             )
+        given = {
+            **({"batch_size": batch_size} if batch_size != _BATCH else {}),
+            **({"keep": keep} if keep != "auto" else {}),
+            **{name: value for name, value in (("budget", budget), ("device", device), ("keep_on", keep_on)) if value},
+            **{name: value for name, value in (("collate_fn", collate_fn), ("workers", workers)) if value},
+        }
+        if given:
+            raise OptionError(
+                f"{next(iter(given))}: must go with a model and its data; got an output alone. Leave it out."
+            )
         return Cut(model)
     if not callable(model) or isinstance(model, Tensor):
         raise OptionError(
@@ -136,6 +147,8 @@ def cut(
 
 def _device(name: str, device: str | torch.device) -> torch.device:
     try:
-        return torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise OptionError(f'{name}: must be a device such as "cpu" or "cuda"; got {device!r}.') from error
+        found = torch.device(device)
+        torch.empty(1, device=found).tolist()
+        return found
+    except (AssertionError, NotImplementedError, RuntimeError, TypeError) as error:
+        raise OptionError(f'{name}: must be a device of this machine such as "cpu"; got {device!r}.') from error

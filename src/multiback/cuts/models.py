@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,20 @@ from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import modules_of, name_of, runs_compiled
 from multiback.errors import StaleForwardError
 from multiback.nested import called, map_tensors
-from multiback.states import Autocast, Buffer, BufferValues, Modes, Randomness, buffers_of, random_kept
+from multiback.states import Attributes, Autocast, Buffer, BufferValues, Modes, Randomness, buffers_of, random_kept
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """Buffers and plain attributes that a forward changes, as they were before it."""
+
+    buffers: BufferValues
+    attributes: Attributes
+
+    def restore(self) -> None:
+        """Put them back."""
+        self.buffers.restore()
+        self.attributes.restore()
 
 
 class Model:
@@ -24,7 +38,6 @@ class Model:
 
     Attributes
     ----------
-    needs_graph : whether it only runs with a graph, as one that differentiates inside its forward.
     needs_copy : whether it writes to its data, so that it must be given copies of the leaves.
     """
 
@@ -39,7 +52,8 @@ class Model:
         self._parts: list[dict[str, nn.Module]] = []
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
-        self.needs_graph = self.needs_copy = False
+        self._attributes: Attributes | None = None
+        self.needs_copy = False
         for module in modules_of(call):
             self._meet(module, BufferValues())
 
@@ -61,26 +75,28 @@ class Model:
         found = {p.dtype for module in self._modules for p in module.parameters() if p.is_floating_point()}
         return [*found, *self._autocast.dtypes]
 
-    def infer(self, data: Any, *, grad: bool) -> tuple[Any, Randomness | None, BufferValues]:
-        """The output, and what is needed to have it again: the random state, if any was drawn, and buffers.
+    def infer(self, data: Any) -> tuple[Any, Randomness | None, "Replayed"]:
+        """The output, with a graph, and what is needed to have it again: random state, if any was drawn, and the rest.
 
-        After an exception, random state and buffers are as before.
+        After an exception, random state, buffers and attributes are as before.
         """
         random, held = Randomness.read(), BufferValues([*self._written, *self._fresh])
         versions = [(buffer, buffer.version) for buffer in self._buffers]
+        attributes = Attributes(self._modules)
         try:
-            with torch.set_grad_enabled(grad), _plain_attention(), self._meeting(held):
+            with torch.enable_grad(), _plain_attention(), self._meeting(held):
                 output = called(self._call, self._given(data))
         except Exception:
             random.restore()
             held.restore()
+            attributes.restore()
             raise
         self._written.update(dict.fromkeys(held.changed()))
         self._written.update(dict.fromkeys(buffer for buffer, version in versions if buffer.version != version))
         self._fresh.clear()
         drawn = not random.same_as(Randomness.read())
         replayed = [buffer for buffer in self._written if not _is_running_statistic(buffer)]
-        return output, random if drawn else None, held.only(replayed)
+        return output, random if drawn else None, Replayed(held.only(replayed), attributes.changed())
 
     @contextmanager
     def _meeting(self, held: BufferValues) -> Generator[None]:
@@ -122,6 +138,7 @@ class Model:
             if tensor is not None and buffer not in self._written and not _is_running_statistic(buffer):
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
         self._before = Fingerprints(list(named.values()))
+        self._attributes = Attributes(self._modules)
 
     def check_unchanged(self) -> None:
         """StaleForwardError where a parameter or a buffer is not as it was at inference."""
@@ -141,23 +158,35 @@ class Model:
         for module, key, tensor, name in self._places:
             if module._parameters[key] is not tensor:
                 return name
-        return None
+        return None if self._attributes is None else self._attributes.differing()
+
+    def acting_on_grad(self) -> str | None:
+        """The name of a parameter with a post-accumulate hook, such as one that steps an optimiser."""
+        return next(
+            (name for _, _, one, name in self._places if getattr(one, "_post_accumulate_grad_hooks", None)), None
+        )
+
+    def hooked(self) -> str | None:
+        """The name of a parameter with a hook on its gradient."""
+        return next((name for _, _, one, name in self._places if getattr(one, "_backward_hooks", None)), None)
 
     @contextmanager
-    def again(self, random: Randomness | None, buffers: BufferValues) -> Generator[Callable[[Any], Any]]:
-        """Run it with a graph, in the modes and autocast of inference, from a random state and buffers.
+    def again(self, random: Randomness | None, replayed: Replayed) -> Generator[Callable[[Any], Any]]:
+        """Run it with a graph, in the modes and autocast of inference, from its state then.
 
-        What it writes to buffers, and draws, is undone when the context is left, after the traversal.
+        What it writes to buffers and attributes, and draws, is undone when the context is left, after
+        the traversal.
         """
-        outer = BufferValues(self._written)
+        outer, attributes = BufferValues(self._written), Attributes(self._modules)
         with random_kept(), self.modes.replayed():
             if random is not None:
                 random.restore()
-            buffers.restore()
+            replayed.restore()
             try:
                 yield self._run
             finally:
                 outer.restore()
+                attributes.restore()
 
     def _run(self, data: Any) -> Any:
         with torch.enable_grad(), self._autocast.replayed(), _plain_attention():

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from multiback import graph
-from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far, rows_apart
+from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far
 from multiback.cuts.forms import form_of
 from multiback.cuts.sources import taken
 from multiback.errors import MultibackError, RecomputationError
@@ -62,23 +62,25 @@ class Runner:
         """A graph that holds `rows`, int64 ascending; it is to be traversed inside the context."""
         found = self._inferred
         alone = not (found.together or batch.random) and len(rows) < len(batch.rows)
-        if batch.kept is not None and not (alone and _PRICE_OF_A_ROW * len(rows) < len(batch.rows)):
+        alone = alone and batch.form is not None
+        few = alone and not found.asked_for_graphs and _PRICE_OF_A_ROW * len(rows) < len(batch.rows)
+        if batch.kept is not None and not few:
             with self._from_graph(batch, batch.kept) as run:
                 yield run
             return
         if alone:
             group = self._read(rows.tolist())
-            with found.model.again(None, batch.buffers) as call:
-                run = self._by_themselves(call, group, rows)
+            with found.model.again(None, batch.replayed) as call:
+                run = self._by_themselves(call, group, rows, batch)
                 if run is not None:
                     yield run
                     return
             del group, run
         group = self._read(batch.rows)
-        with found.model.again(batch.random, batch.buffers) as call:
+        with found.model.again(batch.random, batch.replayed) as call:
             run = self._again(call, group, torch.arange(batch.start, batch.stop))
             self._check(run.outputs, batch.rows)
-            yield replace(run, apart=rows_apart(found, run.outputs, run.inputs))
+            yield replace(run, apart=batch.apart and not found.coupling)
 
     @contextmanager
     def _from_graph(self, batch: Batch, kept: Kept) -> Generator[Run]:
@@ -87,7 +89,8 @@ class Runner:
         rows = torch.arange(batch.start, batch.stop)
         try:
             with self._inferred.model.modes.replayed():  # checkpointed parts run forward again
-                yield Run(kept.outputs, kept.inputs, rows, (), kept.apart, keep=True, shared=kept.shared)
+                apart = batch.apart and not self._inferred.coupling
+                yield Run(kept.outputs, kept.inputs, rows, (), apart, keep=True, shared=kept.shared)
         except BaseException:
             batch.kept = None
             raise
@@ -106,13 +109,13 @@ class Runner:
     def _again(self, call: Callable[[Any], Any], group: Any, rows: Tensor) -> Run:
         """Rows as a batch of their own."""
         begun = operations_so_far()
-        inputs = leaves_like(group, grad=True)
+        inputs = leaves_like(group)
         outputs = self._inferred.differentiable(call(inputs))
         nodes = graph.walk(graph.roots_of(outputs))
         shared = is_shared(nodes, begun)
         return Run(outputs, inputs, rows, nodes, apart=False, keep=shared, shared=shared)
 
-    def _by_themselves(self, call: Callable[[Any], Any], group: Any, rows: Tensor) -> Run | None:
+    def _by_themselves(self, call: Callable[[Any], Any], group: Any, rows: Tensor, batch: Batch) -> Run | None:
         """These rows alone; None, and no further tries where none would do, if that is not what a batch gives."""
         count, numbers = len(rows), rows.tolist()
         try:
@@ -122,11 +125,14 @@ class Runner:
         except Exception as error:
             self._inferred.together = f"a batch of {count} rows, which raised {type(error).__name__}"
             return None
-        if any(one.shape[0] != count for one in run.outputs) or self._worst(run.outputs, numbers)[0] > 1:
+        if (
+            any(not one.ndim or one.shape[0] != count for one in run.outputs)
+            or self._worst(run.outputs, numbers)[0] > 1
+        ):
             self._inferred.together = "an operation that no graph shows: rows by themselves give another output"
             return None
         form = form_of(run.nodes, tensors_in(run.inputs), count)
-        known = form is not None and any(map(form.matches, self._inferred.forms))
+        known = form is not None and batch.form is not None and form.matches(batch.form)
         return replace(run, apart=True) if known else None
 
     def _check(self, outputs: list[Tensor], rows: Sequence[int]) -> None:

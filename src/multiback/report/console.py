@@ -9,19 +9,30 @@ from rich.text import Text
 from typing_extensions import override
 
 from multiback.records import BenchRecord
-from multiback.report.blocks import Section, Table
+from multiback.report.blocks import Document, Section, Table
 from multiback.report.document import build
 
 _PLAIN_WIDTH = 100
 
 
 def render(record: BenchRecord, console: Console) -> None:
-    """Print the report."""
-    document = build(record)
+    """Print the report of a bench."""
+    draw(build(record), console)
+
+
+def draw(document: Document, console: Console) -> None:
+    """Print a report."""
     console.print(Text(document.title, style="bold"))
     console.print(Text(f"What to do: {document.advice}", style="bold green"))
     for section in document.sections:
         _section(section, console)
+
+
+def text_of(document: Document, width: int = _PLAIN_WIDTH) -> str:
+    """A report as plain text."""
+    stream = io.StringIO()
+    draw(document, Console(file=stream, width=width, no_color=True, force_terminal=False))
+    return stream.getvalue()
 
 
 def to_text(record: BenchRecord, width: int = _PLAIN_WIDTH) -> str:

@@ -1,13 +1,17 @@
 """The report as GitHub-flavoured Markdown."""
 
 from multiback.records import BenchRecord
-from multiback.report.blocks import Section, Table
+from multiback.report.blocks import Document, Section, Table
 from multiback.report.document import build
 
 
 def render(record: BenchRecord) -> str:
-    """The whole report, one heading per section."""
-    document = build(record)
+    """The report of a bench."""
+    return written(build(record))
+
+
+def written(document: Document) -> str:
+    """A whole report, one heading per section."""
     parts = [f"# {_plain(document.title)}", f"**What to do:** {_plain(document.advice)}"]
     parts += [_section(section) for section in document.sections]
     return "\n\n".join(parts) + "\n"

@@ -1,0 +1,1 @@
+"""Watches the backward calls of a running program: recorder, findings, launcher."""

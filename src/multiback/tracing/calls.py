@@ -1,0 +1,141 @@
+"""One backward call as the recorder holds it, and the graphs that are kept for further calls."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from multiback.traces import Evidence, Kind, Place
+
+
+@dataclass(eq=False)
+class Call:
+    """What was known of a call before it ran, and what it cost.
+
+    Attributes
+    ----------
+    numbers : sequence numbers of its graph's nodes; None where it was not walked, or is no longer needed.
+    began, ended : this thread's clock of operations, before and after.
+    names : by node, what the caller's names held.
+    stale : leaves that had changed since its graph used them.
+    tied : whether it left a `.grad` that has a graph itself.
+    consumers : by leaf, the oldest node that uses it.
+    edges : where this call entered a graph that others had traversed.
+    """
+
+    number: int
+    kind: Kind
+    place: Place
+    thread: int
+    retain: bool
+    create: bool
+    began: int
+    names: dict[int, str]
+    numbers: set[int] | None = None
+    least: int = 0
+    root: int = -1
+    leaves: frozenset[int] = frozenset()
+    consumers: dict[int, int] = field(default_factory=dict)
+    selecting: int = 0
+    ended: int = 0
+    seconds: float = 0.0
+    faults: int = 0
+    finished_at: float = 0.0
+    saved_bytes: int = 0
+    reused: bool = False
+    story: "Story | None" = None
+    fingerprints: dict[int, Any] = field(default_factory=dict)
+    entered_at: float | None = None
+    rows: dict[int, tuple[int, int]] = field(default_factory=dict)
+    norm_rows: tuple[int, int] | None = None
+    cleared: bool = False
+    stale: list[tuple[Any, str, Place | None]] = field(default_factory=list)
+    tied: bool = False
+
+
+@dataclass(eq=False)
+class Story:
+    """All calls on one graph that is kept.
+
+    Attributes
+    ----------
+    repeated_seconds : spent on nodes that an earlier call had been through.
+    cleared : whether some `.grad` was taken away or zeroed between calls, so that they were kept apart.
+    rows : by call, rows that carried something where the shared part begins, and all rows there.
+    """
+
+    first: Call
+    calls: int = 0
+    seconds: float = 0.0
+    repeated_seconds: float = 0.0
+    kinds: set[str] = field(default_factory=set)
+    places: set[Place] = field(default_factory=set)
+    last: Place | None = None
+    cleared: bool = False
+    second_order: bool = False
+    selecting: int = 0
+    rows: list[tuple[int, int]] = field(default_factory=list)
+    norm_rows: tuple[int, int] | None = None
+    leaves: set[int] = field(default_factory=set)
+
+    def add(self, call: Call) -> None:
+        """A call that has run."""
+        self.calls += 1
+        self.seconds += call.seconds
+        self.kinds.add(call.kind)
+        self.places.add(call.place)
+        self.last = call.place
+        self.second_order |= call.create
+        self.selecting += call.selecting
+        if call.entered_at is not None:
+            self.repeated_seconds += call.finished_at - call.entered_at
+        if call.rows and len(self.rows) < 4096:
+            self.rows.append(max(call.rows.values(), key=lambda pair: pair[1]))
+        self.norm_rows = call.norm_rows or self.norm_rows
+        self.cleared |= call.cleared
+        self.leaves |= call.leaves
+
+    def close(self, see: Callable[[Evidence], None]) -> None:
+        """Tell what all its calls together show."""
+        where = max(self.places) if len(self.places) > 1 else self.first.place
+        if self.calls < 2 or self.second_order:
+            return
+        apart = self.cleared or "grad" in self.kinds
+        see(
+            Evidence(
+                code="repeated-traversal",
+                place=where,
+                sums={"traversals": self.calls, "seconds": self.seconds, "repeated": self.repeated_seconds},
+                example={"apart": apart, "kinds": sorted(self.kinds), "calls": self.calls},
+            )
+        )
+        sparse = [pair for pair in self.rows if pair[0] < pair[1]]
+        if not sparse or not self.selecting or 2 * len(sparse) < len(self.rows):
+            return
+        used, everything = sum(pair[0] for pair in sparse), sum(pair[1] for pair in sparse)
+        see(
+            Evidence(
+                code="zero-rows",
+                place=where,
+                sums={"used": used, "rows": everything},
+                example={"used": sparse[0][0], "rows": sparse[0][1]},
+            )
+        )
+        if self.norm_rows is not None and self.norm_rows[0] > sparse[0][0] and apart:
+            example = {"in": sparse[0][0], "out": self.norm_rows[0], "rows": self.norm_rows[1]}
+            see(Evidence(code="coupled-rows", place=where, example=example))
+
+
+class Token:
+    """Lives in a kept graph's own dictionary; its end is the graph's."""
+
+    __slots__ = ("_call", "_died")
+
+    def __init__(self, call: Call, died: Callable[[Call, float], None]) -> None:
+        self._call, self._died = call, died
+
+    def __del__(self) -> None:
+        try:
+            self._died(self._call, time.perf_counter())
+        except Exception:  # noqa: S110 - at the end of the process nothing is left to tell
+            pass

@@ -1,0 +1,38 @@
+"""Two adversaries: the second loss uses a score from before the step of the first."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+torch.manual_seed(61)
+torch.set_num_threads(1)
+
+maker = nn.Sequential(nn.Linear(4, 24), nn.ReLU(), nn.Linear(24, 2))
+judge = nn.Sequential(nn.Linear(2, 24), nn.LeakyReLU(0.2), nn.Linear(24, 1))
+maker_optimiser = torch.optim.Adam(maker.parameters(), lr=2e-3)
+judge_optimiser = torch.optim.Adam(judge.parameters(), lr=2e-3)
+ones, zeros = torch.ones(32, 1), torch.zeros(32, 1)
+
+
+def loss_of(score, wanted):
+    return F.binary_cross_entropy_with_logits(score, wanted)
+
+
+for step in range(5):
+    genuine = torch.randn(32, 2) * 0.5 + 2
+    forged = maker(torch.randn(32, 4))
+    forged_score = judge(forged)
+    judge_optimiser.zero_grad()
+    judge_loss = loss_of(judge(genuine), ones) + loss_of(forged_score, zeros)
+    judge_loss.backward(retain_graph=True)
+    judge_optimiser.step()
+
+    maker_optimiser.zero_grad()
+    maker_loss = loss_of(forged_score, ones)
+    try:
+        maker_loss.backward()  # HERE changed-in-place
+        maker_optimiser.step()
+    except RuntimeError as error:
+        print(f"step {step} leaves the maker as it is: {str(error)[:80]}")
+
+print("weights", repr(sum(p.double().sum() for net in (maker, judge) for p in net.parameters()).item()))
