@@ -78,7 +78,22 @@ def test_every_public_name_exists():
         *("FreedGraphError", "InputError", "MultibackError", "RecomputationError", "RequestError"),
         *("ExplainedError", "StaleForwardError", "WorkerError", "CoupledRowsWarning", "ForgottenBackwardWarning"),
     }
-    functions = {"backward", "bench", "cut", "explained", "trace", "each", "grad", "gram", "jac", "norms", "plan", "rows", "tune", "verify"}
+    functions = {
+        "backward",
+        "bench",
+        "cut",
+        "explained",
+        "trace",
+        "each",
+        "grad",
+        "gram",
+        "jac",
+        "norms",
+        "plan",
+        "rows",
+        "tune",
+        "verify",
+    }
     assert set(multiback.__all__) == {"__version__"} | classes | errors | functions
     assert all(getattr(multiback, name) is not None for name in multiback.__all__)
 

@@ -38,13 +38,15 @@ def around_norm(call: Call, walked: Walked) -> list[Any]:
     return [node.register_prehook(heard(call, min(walked.batch_norms))), node.register_hook(below_norm(call))]
 
 
-def heard(call: Call, number: int) -> Callable[[tuple[Tensor | None, ...]], None]:
+def heard(call: Call, number: int, *, counting: bool = True) -> Callable[[tuple[Tensor | None, ...]], None]:
     """A prehook that notes when the shared part begins, and which rows carry something there."""
 
     def hook(gradients: tuple[Tensor | None, ...]) -> None:
         try:
             if call.entered_at is None:
                 call.entered_at = time.perf_counter()
+            if not counting:
+                return
             rows = _rows(gradients[0]) if len(gradients) == 1 else _parts(gradients)
             if rows is not None:
                 call.rows[number] = rows

@@ -19,6 +19,7 @@ from multiback.tracing.ranks import Ranks
 from multiback.tracing.walking import Walked, fingerprint, roots_of, saved_bytes, walk
 
 _WALKED_CALLS = 3  # of every site, whatever they cost
+_COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
 _REMEMBERED = 256  # calls
 _MOST_SITES = 2000
 _MOST_OPTIMISERS = 64
@@ -116,8 +117,10 @@ class Observer:
             if call.kind == "grad" and walked.selecting and walked.batch_norms:
                 handles += listening.around_norm(call, walked)
             return
+        site = self.sites.get((call.place, call.kind))
+        counting = site is None or site.calls < _COUNTED_CALLS or self._spare()
         for number in listening.entrances(walked, shared):
-            handles.append(walked.nodes[number].register_prehook(listening.heard(call, number)))
+            handles.append(walked.nodes[number].register_prehook(listening.heard(call, number, counting=counting)))
         norms = [number for number in walked.batch_norms if number in shared]
         if norms:
             handles.append(walked.nodes[min(norms)].register_hook(listening.below_norm(call)))
@@ -130,7 +133,13 @@ class Observer:
 
     def _keep(self, call: Call, walked: Walked) -> None:
         """Follow a graph that outlives the call."""
-        call.saved_bytes = call.story.first.saved_bytes if call.story is not None else saved_bytes(walked)
+        site = self.sites.get((call.place, call.kind))
+        if call.story is not None:
+            call.saved_bytes = call.story.first.saved_bytes
+        elif site is not None and site.walked_calls > _WALKED_CALLS and site.last_nodes == len(walked.nodes):
+            call.saved_bytes = site.saved_bytes  # as the last graphs of this size
+        else:
+            call.saved_bytes = saved_bytes(walked)
         if call.retain and call.story is None:
             call.fingerprints = {key: fingerprint(leaf) for key, leaf in walked.leaves.items()}
         token = Token(call, self._died)
