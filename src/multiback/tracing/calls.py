@@ -1,7 +1,7 @@
 """One backward call as the recorder holds it, and the graphs that are kept for further calls."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,7 +31,7 @@ class Call:
     create: bool
     began: int
     names: dict[int, str]
-    numbers: set[int] | None = None
+    numbers: Collection[int] | None = None
     least: int = 0
     root: int = -1
     leaves: frozenset[int] = frozenset()

@@ -15,7 +15,7 @@ def shares(one: Call, call: Call, numbers: set[int], walked: Walked) -> bool:
     """Whether an earlier call went through nodes that this one found freed."""
     if one is call or one.thread != call.thread:
         return False
-    return bool(one.numbers & numbers) if one.numbers else one.root in walked.nodes
+    return not numbers.isdisjoint(one.numbers) if one.numbers else one.root in walked.nodes
 
 
 def entrances(walked: Walked, shared: set[int]) -> set[int]:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,7 @@ _COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
 _REMEMBERED = 256  # calls
 _MOST_SITES = 2000
 _MOST_OPTIMISERS = 64
+_MOST_NODES = 4096  # of a remembered call
 
 
 class Observer:
@@ -101,11 +103,11 @@ class Observer:
 
     def _look_for_kept(self, call: Call, walked: Walked, handles: list[Any]) -> None:
         """Whether this graph shares nodes with one that is kept, and what enters the shared part."""
-        shared: set[int] = set()
+        shared, mine = set[int](), set(call.numbers or ())
         for kept in list(self._kept.values()):
             if kept.thread != call.thread or not kept.numbers or kept.root < call.least or call.root < kept.least:
                 continue
-            both = kept.numbers & (call.numbers or set())
+            both = mine.intersection(kept.numbers)
             if both:
                 kept.reused = True
                 shared |= both
@@ -217,8 +219,8 @@ class Observer:
         self._parameters.after(leaves, call)
         if call.create and call.kind == "backward" and any(getattr(leaf.grad, "grad_fn", None) for leaf in leaves):
             call.tied = True
-        if not (call.retain or call.create) and nodes > 4096:
-            call.numbers = None
+        if not (call.retain or call.create):
+            call.numbers = None if nodes > _MOST_NODES else array("Q", call.numbers or ())  # 8 bytes each
 
     # ---- what a call shows -----------------------------------------------------------------
 
@@ -273,7 +275,7 @@ class Observer:
             walked = walk(roots)
             numbers = postmortem.freed(walked)
             culprit = next((one for one in reversed(self._calls) if listening.shares(one, call, numbers, walked)), None)
-            old = numbers if culprit is None else culprit.numbers or {n for n in walked.nodes if n <= culprit.root}
+            old = numbers if culprit is None else set(culprit.numbers or (n for n in walked.nodes if n <= culprit.root))
             border = postmortem.border(walked, roots, old)
             names = postmortem.survivors(border, places.current(), self._remembered())
             example = {
