@@ -141,6 +141,16 @@ class Scaled(Hooked):
         return h.tanh()
 
 
+class HookedByBatch(Straight):
+    """A hook that only some batches have."""
+
+    def forward(self, x):
+        h = self.layer(x)
+        if x.detach().mean().item() > 0 and h.requires_grad:
+            h.register_hook(lambda gradient: gradient * 4)
+        return h.tanh()
+
+
 class Changing(Straight):
     """Other operations, or other dimensions of the same, for some batches."""
 
@@ -232,6 +242,7 @@ MODELS = {
     "baseline behind detach": Baseline,
     "hook that mixes rows": Hooked,
     "hook that scales": Scaled,
+    "hook by the batch": HookedByBatch,
     "dimensions that change": Changing,
     "softmax that changes": Softening,
     "mean that cancels": Mean,

@@ -85,16 +85,18 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
         del given, inputs, output, kept
     if found is None:
         raise AssertionError("a source has at least one row")
-    _confirmed(found)
+    _confirmed(found, model)
     model.settle(parameters.values())
     return found
 
 
-def _confirmed(found: Inferred) -> None:
+def _confirmed(found: Inferred, model: Model) -> None:
     """Try what the graphs proved, once all batches are through: a model may count its calls."""
     first = found.batches[0]
     if first.random is not None:
         found.together = found.coupling or "random numbers that were drawn for the whole batch"
+    if model.hooks_tensors:
+        found.together = found.coupling or "hooks on tensors, which may act otherwise on rows by themselves"
     if first.kept is not None and first.apart and len(first.rows) > 1:
         confirm(found, first, first.kept)
     elif not found.together:

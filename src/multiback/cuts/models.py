@@ -5,6 +5,7 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +39,7 @@ class Model:
 
     Attributes
     ----------
+    hooks_tensors : whether it puts hooks on tensors as it runs.
     needs_copy : whether it writes to its data, so that it must be given copies of the leaves.
     """
 
@@ -53,7 +55,7 @@ class Model:
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
         self._attributes: Attributes | None = None
-        self.needs_copy = False
+        self.needs_copy = self.hooks_tensors = False
         for module in modules_of(call):
             self._meet(module, BufferValues())
 
@@ -100,7 +102,7 @@ class Model:
 
     @contextmanager
     def _meeting(self, held: BufferValues) -> Generator[None]:
-        """Take in every module that this thread calls."""
+        """Take in every module that this thread calls, and notice hooks that it puts on tensors."""
         thread = threading.get_ident()
 
         def meet(module: nn.Module, _args: object) -> None:
@@ -110,9 +112,16 @@ class Model:
         if runs_compiled(self._call):  # whose code such a hook would break up
             yield
             return
+        register = torch.Tensor.register_hook
+
+        def registered(tensor: Tensor, hook: Any) -> Any:
+            self.hooks_tensors |= threading.get_ident() == thread
+            return register(tensor, hook)
+
         handle = nn.modules.module.register_module_forward_pre_hook(meet)
         try:
-            yield
+            with mock.patch.object(torch.Tensor, "register_hook", registered):
+                yield
         finally:
             handle.remove()
 
