@@ -20,37 +20,45 @@ def confirm(found: Inferred, batch: Batch, kept: Kept) -> None:
     For random cotangents on some rows, these rows' data must get the same gradient when all other
     rows have cotangents as well, and the data and the parameters the same when the rows are run by
     themselves; and so for other rows. This finds statistics of the batch that are detached, and hooks
-    that mix rows. Six traversals of the batch; two forwards and traversals of some of its rows.
+    that mix rows. Three traversals of the batch; two forwards and traversals of some of its rows.
     """
     generator = torch.Generator().manual_seed(0)
     everywhere = [_random(output, generator) for output in kept.outputs]
+    given = {id(tensor) for tensor in tensors_in(kept.inputs)}
+    data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
+    parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
+    of_all = _gradients(kept.outputs, everywhere, data)
     step = max(2, -(-len(batch.rows) // _MOST_ROWS))
     for first in (0, 1):  # where one row makes a statistic, one of the two is without it
         rows = torch.arange(first, len(batch.rows), step)
-        found.coupling = found.coupling or _met(kept, everywhere, rows)
-        found.together = found.coupling or found.together or _differing(found, batch, kept, everywhere, rows)
+        some = [_only(cotangent, rows) for cotangent in everywhere]
+        mine = _gradients(kept.outputs, some, [*data, *parameters])
+        found.coupling = found.coupling or _met(mine[: len(data)], of_all, rows)
+        own = [*(one[rows.to(one.device)] for one in mine[: len(data)]), *mine[len(data) :]]
+        reason = found.coupling or found.together
+        found.together = reason or _differing(found, batch, kept, everywhere, rows, own, parameters)
 
 
-def _met(kept: Kept, everywhere: list[Tensor], rows: Tensor) -> str:
-    """Where rows meet in the batch's own traversals; empty if they do not."""
-    data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
-    mine = _gradients(kept.outputs, [_only(cotangent, rows) for cotangent in everywhere], data)
-    others = _gradients(kept.outputs, everywhere, data)
-    own = [(one[rows.to(one.device)], theirs[rows.to(one.device)]) for one, theirs in zip(mine, others, strict=True)]
+def _met(mine: list[Tensor], of_all: list[Tensor], rows: Tensor) -> str:
+    """Where rows meet in the batch's own traversals, by the data's gradients; empty if they do not."""
+    own = [(one[rows.to(one.device)], theirs[rows.to(one.device)]) for one, theirs in zip(mine, of_all, strict=True)]
     if any(bool(one.index_fill(0, rows.to(one.device), 0).any()) for one in mine) or not _agree(own):
         return "a hook, or what else no graph shows: rows have other gradients when others have some too"
     return ""
 
 
-def _differing(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tensor], rows: Tensor) -> str:
-    """Why rows cannot be run by themselves; empty if that was seen to make no difference."""
+def _differing(
+    found: Inferred,
+    batch: Batch,
+    kept: Kept,
+    everywhere: list[Tensor],
+    rows: Tensor,
+    own: list[Tensor],
+    parameters: list[Tensor],
+) -> str:
+    """Why rows cannot be run by themselves; empty if they were seen to have their `own` gradients then."""
     if batch.random is not None:
         return "random numbers that were drawn for the whole batch"
-    given = {id(tensor) for tensor in tensors_in(kept.inputs)}
-    data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
-    parameters = [leaf for leaf in graph.leaves_of(kept.outputs) if id(leaf) not in given]
-    whole = _gradients(kept.outputs, [_only(cotangent, rows) for cotangent in everywhere], [*data, *parameters])
-    whole = [*(one[rows.to(one.device)] for one in whole[: len(data)]), *whole[len(data) :]]
     with found.model.again(None, batch.replayed) as call:
         part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())))
         try:
@@ -62,7 +70,7 @@ def _differing(found: Inferred, batch: Batch, kept: Kept, everywhere: list[Tenso
         leaves = [tensor for tensor in tensors_in(part) if tensor.requires_grad]
         cotangents = [cotangent[rows.to(cotangent.device)] for cotangent in everywhere]
         alone = _gradients(outputs, cotangents, [*leaves, *parameters])
-    if _agree(list(zip(alone, whole, strict=True))):
+    if _agree(list(zip(alone, own, strict=True))):
         return ""
     return "a statistic of the batch that no graph shows: rows by themselves have other gradients"
 
