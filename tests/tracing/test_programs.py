@@ -15,7 +15,7 @@ from multiback import traces
 PROGRAMS = Path(__file__).with_name("programs")
 FAULTY, MENDED, FAULTLESS = (sorted((PROGRAMS / kind).glob("*.py")) for kind in ("faulty", "mended", "faultless"))
 RANKS = ("ddp_twice", "ddp_once")
-OF_THEIR_OWN = {"spawned_ranks", "loader_workers", "compiled_model"}
+OF_THEIR_OWN = {"spawned_ranks", "loader_workers", "compiled_model", "two_threads"}
 QUESTIONS = {"polluted-step", "uneven-mean"}
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
