@@ -20,6 +20,7 @@ def train(model, seed):
         optimiser.step()
 
 
+train(nn.Linear(4, 1), 9)  # what torch sets up at its first step is set up by one thread
 models = [nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1)) for _ in range(2)]
 threads = [threading.Thread(target=train, args=(model, seed)) for seed, model in enumerate(models)]
 for thread in threads:
