@@ -1,11 +1,12 @@
 """Reads an autograd graph: nodes, leaves, saved bytes, freed nodes; never runs a backward."""
 
+import functools
 import heapq
 import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -216,11 +217,27 @@ def _key(tensor: Tensor) -> tuple[str, int] | None:
     return (str(tensor.device), pointer) if pointer else None
 
 
+class NamesSaved(NamedTuple):
+    """The attributes of a node's kind: of numbers (dimensions, sizes, flags), and of tensors, raw."""
+
+    numbers: tuple[str, ...]
+    tensors: tuple[str, ...]
+
+
+@functools.cache
+def names_saved(kind: type) -> NamesSaved:
+    """What nodes of a kind save for backward; reading a raw tensor unpacks nothing."""
+    names = dir(kind)
+    raw = {name for name in names if name.startswith("_raw_saved_")}
+    numbers = sorted(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
+    return NamesSaved(tuple(numbers), tuple(sorted(raw)))
+
+
 def _saved(node: Node) -> tuple[list[Tensor], bool, bool]:
     """Tensors saved by `node`, whether they have been freed, whether hooks stand before any of them."""
     found: list[Tensor] = []
     freed = hooked = False
-    for name in (name for name in dir(node) if name.startswith("_raw_saved_")):
+    for name in names_saved(type(node)).tensors:
         try:
             raw = getattr(node, name)
         except RuntimeError:  # a list of saved values cannot be read once freed

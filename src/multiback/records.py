@@ -219,11 +219,15 @@ def decode(data: bytes, source: str) -> BenchRecord:
 
 def load(path: Path) -> BenchRecord:
     """Read a record; RecordError where it is missing, unreadable or of another version."""
+    return decode(read(path), str(path))
+
+
+def read(path: Path) -> bytes:
+    """A record's file as it is; RecordError where it is missing or unreadable."""
     try:
-        data = path.read_bytes()
+        return path.read_bytes()
     except OSError as error:
         raise RecordError(f"{path}: cannot be read ({error.strerror}). Give a record that exists.") from error
-    return decode(data, str(path))
 
 
 def check_writable(path: Path, *, force: bool) -> None:

@@ -23,10 +23,7 @@ class Shown:
 
 def read(path: Path) -> Shown:
     """Read a record of a bench or of a trace; RecordError where it is neither."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}). Give a record that exists.") from error
+    data = records.read(path)
     try:
         head: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from multiback.errors import RecordError
+from multiback.records import read
 
 TRACE_SCHEMA = "multiback.trace/1"
 
@@ -205,11 +206,7 @@ def decode(data: bytes, source: str) -> TraceRecord:
 
 def load(path: Path) -> TraceRecord:
     """Read a record; RecordError where it is missing, unreadable or of another version."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise RecordError(f"{path}: cannot be read ({error.strerror}). Give a record that exists.") from error
-    return decode(data, str(path))
+    return decode(read(path), str(path))
 
 
 def merged(records: list[TraceRecord]) -> TraceRecord:

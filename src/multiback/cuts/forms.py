@@ -6,7 +6,6 @@ bit, as in the graph that was proven: a statistic of another batch is not. And o
 rows are run by themselves, and their gradients held against those of the whole (`confirming`).
 """
 
-import functools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,13 +61,13 @@ def form_of(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> Form | 
     """
     places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
     wired = tuple((node.name(), tuple(places.get(child, -1) for child, _ in node.next_functions)) for node in nodes)
-    named = ((name, getattr(node, name)) for node in nodes for name in _names_saved(type(node))[0])
+    named = ((name, getattr(node, name)) for node in nodes for name in graph.names_saved(type(node)).numbers)
     leaves = {leaf.data_ptr() for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.numel()}
     given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
     saved: list[Constant] = []
     foreign = ""
     for node in nodes:
-        for name in _names_saved(type(node))[1]:
+        for name in graph.names_saved(type(node)).tensors:
             raw = getattr(node, name)
             for value in raw if isinstance(raw, (list, tuple)) else [raw]:
                 if value.unpack_hook is not None:
@@ -106,15 +105,6 @@ def _may_be_foreign(node: Node, tensor: Tensor, name: str, rows: int, given: set
         return False
     own = name.removeprefix("_raw_saved_")
     return not _OWN.fullmatch(own) and not (own == "indices" and node.name().startswith(_CHOOSING))
-
-
-@functools.cache
-def _names_saved(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What nodes of a kind save: the names of numbers (dimensions, sizes, flags), and of raw tensors."""
-    names = dir(kind)
-    raw = {name for name in names if name.startswith("_raw_saved_")}
-    numbers = sorted(name for name in names if name.startswith("_saved_") and f"_raw{name}" not in raw)
-    return tuple(numbers), tuple(sorted(raw))
 
 
 def _in_proportion(one: Any, other: Any, rows: int, others_rows: int) -> bool:

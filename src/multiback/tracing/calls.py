@@ -15,7 +15,7 @@ class Call:
     Attributes
     ----------
     numbers : sequence numbers of its graph's nodes; None where it was not walked, or is no longer needed.
-    began, ended : this thread's clock of operations, before and after.
+    ended : this thread's clock of operations afterwards.
     names : by node, what the caller's names held.
     stale : leaves that had changed since its graph used them.
     tied : whether it left a `.grad` that has a graph itself.
@@ -29,12 +29,10 @@ class Call:
     thread: int
     retain: bool
     create: bool
-    began: int
     names: dict[int, str]
     numbers: Collection[int] | None = None
     least: int = 0
     root: int = -1
-    leaves: frozenset[int] = frozenset()
     consumers: dict[int, int] = field(default_factory=dict)
     selecting: int = 0
     ended: int = 0
@@ -76,7 +74,6 @@ class Story:
     selecting: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
     norm_rows: tuple[int, int] | None = None
-    leaves: set[int] = field(default_factory=set)
 
     def add(self, call: Call) -> None:
         """A call that has run."""
@@ -93,7 +90,6 @@ class Story:
             self.rows.append(max(call.rows.values(), key=lambda pair: pair[1]))
         self.norm_rows = call.norm_rows or self.norm_rows
         self.cleared |= call.cleared
-        self.leaves |= call.leaves
 
     def close(self, see: Callable[[Evidence], None]) -> None:
         """Tell what all its calls together show."""

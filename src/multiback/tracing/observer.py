@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch._C._autograd import _get_sequence_nr as clock
 
+from multiback.cuts.naming import name_of
 from multiback.traces import Evidence, Place, Site
 from multiback.tracing import listening, places, postmortem
 from multiback.tracing.calls import Call, Story, Token
@@ -66,7 +67,6 @@ class Observer:
             thread=threading.get_ident(),
             retain=bool(retain),
             create=bool(create),
-            began=clock(),
             names=places.names_in(frame),
         )
         if not self._wants_walk(call) or places.in_library_loop(places.current()):
@@ -80,7 +80,7 @@ class Observer:
             wanted = {id(one) for one in inputs if isinstance(one, Tensor)}
             walked.leaves = {key: leaf for key, leaf in walked.leaves.items() if key in wanted}
         call.numbers, call.least, call.root = walked.numbers, walked.least, walked.root
-        call.leaves, call.consumers, call.selecting = frozenset(walked.leaves), walked.consumers, walked.selecting
+        call.consumers, call.selecting = walked.consumers, walked.selecting
         self._look_for_kept(call, walked, handles)
         self._look_for_stale(call, walked)
         handles += self._means.hook(call, walked, self.steps)
@@ -238,7 +238,7 @@ class Observer:
         first = ("stale-gradient", call.place) not in self.evidence
         example = {"how": how, "by": "" if place is None else place.short, "leaves": len(found)}
         if first:
-            example["name"] = postmortem.called(leaf)
+            example["name"] = name_of(leaf)
         self._see(Evidence(code="stale-gradient", place=call.place, example=example))
 
     def _look_for_growth(self, call: Call, nodes: int, outputs: Any) -> None:
@@ -292,7 +292,7 @@ class Observer:
             leaves = [leaf for _, _, leaf in found if leaf is not None]
             steps = [self._parameters.of(leaf).stepped for leaf in leaves]
             example = {
-                "names": [postmortem.called(leaf) for leaf in leaves[:3]],
+                "names": [name_of(leaf) for leaf in leaves[:3]],
                 "operations": [name for name, _, _ in found[:3]],
                 "shapes": [shape for _, shape, _ in found[:3]],
                 "by": next((step[2].short for step in steps if step is not None), ""),

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
-from multiback.cuts.naming import name_of
+from multiback import graph
 from multiback.tracing import places
-from multiback.tracing.walking import NO_NUMBER, Walked, raw_names
+from multiback.tracing.walking import NO_NUMBER, Walked
 
 SECOND_TIME = "backward through the graph a second time"
 IN_PLACE = "modified by an inplace operation"
@@ -18,7 +18,7 @@ def freed(walked: Walked) -> set[int]:
     """The numbers of the nodes whose saved tensors an earlier traversal has freed."""
     found = set()
     for number, node in walked.nodes.items():
-        names = [name.removeprefix("_raw") for name in raw_names(node)] or ["saved_tensors"]
+        names = [name.removeprefix("_raw") for name in graph.names_saved(type(node)).tensors] or ["saved_tensors"]
         for name in names:
             try:
                 getattr(node, name, None)
@@ -33,7 +33,7 @@ def changed(walked: Walked) -> list[tuple[str, list[int], Tensor | None]]:
     """By saved tensor that was written to: the operation that saved it, its shape, and the leaf that it is."""
     found = []
     for node in walked.nodes.values():
-        for raw in raw_names(node):
+        for raw in graph.names_saved(type(node)).tensors:
             try:
                 getattr(node, raw.removeprefix("_raw"), None)
             except RuntimeError as error:
@@ -50,11 +50,6 @@ def _written(walked: Walked, node: Any, raw: str) -> tuple[str, list[int], Tenso
     pointer = tensor.untyped_storage().data_ptr()
     leaves = [leaf for leaf in walked.leaves.values() if leaf.untyped_storage().data_ptr() == pointer]
     return node.name(), list(tensor.shape), leaves[0] if leaves else None
-
-
-def called(leaf: Tensor) -> str:
-    """What the program calls a leaf: its name in a module, else its shape."""
-    return name_of(leaf)
 
 
 def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> set[int]:

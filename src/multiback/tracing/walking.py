@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from multiback import graph
+
 NO_NUMBER = 2**64 - 1  # of AccumulateGrad
 _SELECTING = (
     "SelectBackward", "SliceBackward", "IndexBackward", "IndexSelectBackward", "GatherBackward", "SplitBackward",
@@ -93,23 +95,12 @@ def _note(found: Walked, node: Any, number: int) -> None:
         found.compiled = True
 
 
-_RAW: dict[type, list[str]] = {}
-
-
-def raw_names(node: Any) -> list[str]:
-    """The names of what nodes of its kind save, unread."""
-    kind = type(node)
-    if kind not in _RAW:
-        _RAW[kind] = [name for name in dir(kind) if name.startswith("_raw_saved_")]
-    return _RAW[kind]
-
-
 def saved_bytes(walked: Walked) -> int:
     """Bytes of unique storages that the nodes keep for backward, leaves' own left out; nothing is unpacked."""
     own = {_pointer(leaf) for leaf in walked.leaves.values()}
     sizes: dict[int, int] = {}
     for node in walked.nodes.values():
-        for name in raw_names(node):
+        for name in graph.names_saved(type(node)).tensors:
             try:
                 raw = getattr(node, name)
                 for value in raw if isinstance(raw, (list, tuple)) else [raw]:
