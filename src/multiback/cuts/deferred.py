@@ -1,26 +1,24 @@
 """A cut of a model and its data: everything inferred in batches, gradients of chosen rows afterwards."""
 
 import itertools
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from types import TracebackType
 from typing import Any, overload
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
 from multiback.cuts.batches import Batch, Inferred
 from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, root_of
 from multiback.cuts.data_gradients import DataGradients, Piece, accumulate, joined, traversed
-from multiback.cuts.existing import check_one, refuse_inference_mode, warn_forgotten, warn_orphans
+from multiback.cuts.existing import check_one, refuse_inference_mode
 from multiback.cuts.inference import shown
 from multiback.cuts.routing import Routed, spread, union
 from multiback.cuts.row_gradient import RowGradient
 from multiback.cuts.running import Runner
+from multiback.cuts.stand_ins import StandIns
 from multiback.errors import RequestError
 from multiback.independence import mixes_rows
 from multiback.nested import dense
@@ -28,7 +26,7 @@ from multiback.request import Target, mirrored, targets_of
 from multiback.survey import REENTRANT
 
 
-class DeferredCut:
+class DeferredCut(StandIns):
     """Outputs of all rows as leaves; gradients run the rows that a loss touches again, or use kept graphs.
 
     Attributes
@@ -57,8 +55,7 @@ class DeferredCut:
         self.keep = "graph" if inferred.keeping else "recompute"
         self.graph_bytes = inferred.graph_bytes
         self._broken: list[Tensor] = []
-        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
-        warn_orphans(self, self._leaves)
+        self._watch(self._leaves)
 
     @property
     def coupling(self) -> str:
@@ -103,23 +100,14 @@ class DeferredCut:
         )
         return "\n".join(lines)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None or kind is not None:
-            self._forgotten.detach()
-        elif any(leaf.grad is not None for leaf in self._leaves):
-            self.backward()
-
     # ---- into .grad ------------------------------------------------------------------------
 
     def backward(self, *, retain_graph: bool = False) -> None:
         """Send everything accumulated on `value` on to the model: into `.grad` of its parameters.
 
         Data tensors that require grad get theirs as well. The gradient on `value` is used up row by
-        row, so that after an error what has not been sent on is still there, and a repeated call
-        adds nothing twice.
+        row, so that after an error what has not been sent on is still there: a repeated call adds
+        nothing twice, and is refused where the error left part of a batch in `.grad`.
 
         Parameters
         ----------
@@ -153,9 +141,7 @@ class DeferredCut:
                 root.backward(retain_graph=retain_graph)
         if not any(batch.kept for batch in self._inferred.batches):
             self.keep = "recompute"
-        for leaf in self._leaves:
-            leaf.grad = None
-        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+        self._use_up()
 
     def _waiting(self) -> list[Tensor | None]:
         """The gradient on `value`, dense; RequestError where there is none, or part of it has been sent on already."""
@@ -163,12 +149,7 @@ class DeferredCut:
         for leaf in self._leaves:
             if leaf.grad is not None and (leaf.grad.requires_grad or leaf.grad.layout != torch.strided):
                 leaf.grad = dense(leaf.grad.detach())
-        waiting = [leaf.grad for leaf in self._leaves]
-        if all(gradient is None for gradient in waiting):
-            raise RequestError(
-                "cut.backward(): must follow a loss on cut.value; no gradient has arrived there since it was made or "
-                "last used up. Call loss.backward() on losses computed from cut.value first."
-            )
+        waiting = self._accumulated()
         if any(one is not None and any(one is old for old in self._broken) for one in waiting):
             raise RequestError(
                 "cut.backward(): must not follow one that an error stopped inside the model's traversal, which has "

@@ -1,23 +1,20 @@
 """A cut through a graph that is there: leaves stand in for its outputs, one traversal follows at the end."""
 
-import warnings
-import weakref
-from collections.abc import Iterable, Sequence
-from types import TracebackType
+from collections.abc import Iterable
 from typing import Any, Generic, TypeVar, overload
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
 
 from multiback import graph
 from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
-from multiback.cuts.cotangents import STAND_INS, cotangents_of, filled, gradients_of, refuse_lost, root_of, summed
+from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, root_of, summed
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import name_of
-from multiback.errors import ForgottenBackwardWarning, FreedGraphError, RequestError, StaleForwardError
+from multiback.cuts.stand_ins import StandIns
+from multiback.errors import FreedGraphError, RequestError, StaleForwardError
 from multiback.nested import dense, map_tensors, tensors_in
 from multiback.request import mirrored, targets_of
 from multiback.survey import REENTRANT, has_reentrant
@@ -29,7 +26,7 @@ _FREED = (
 )
 
 
-class Cut(Generic[T]):
+class Cut(StandIns, Generic[T]):
     """Leaves that stand in for an output, so that losses on them cost no traversal of the model.
 
     Attributes
@@ -62,17 +59,7 @@ class Cut(Generic[T]):
         self._parts = graph.leaves_of(self._outputs)
         self._before = Fingerprints([(lambda part=part: name_of(part), part) for part in self._parts])
         self._freed = False
-        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
-        warn_orphans(self, self._leaves)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None or kind is not None:
-            self._forgotten.detach()
-        elif any(leaf.grad is not None for leaf in self._leaves):
-            self.backward()
+        self._watch(self._leaves)
 
     def backward(self, *, retain_graph: bool = False) -> None:
         """One traversal of the model for everything accumulated on `value`, into `.grad` of its leaves.
@@ -93,12 +80,7 @@ class Cut(Generic[T]):
         -----
         One traversal, as `mb.backward`, plus one read of all parameters to see that none has changed.
         """
-        gradients = [leaf.grad for leaf in self._leaves]
-        if all(gradient is None for gradient in gradients):
-            raise RequestError(
-                "cut.backward(): must follow a loss on cut.value; no gradient has arrived there since it was made or "
-                "last used up. Call loss.backward() on losses computed from cut.value first."
-            )
+        gradients = self._accumulated()
         self._check()
         self._forgotten.detach()  # whatever comes now, it was not forgotten
         there = [None if gradient is None else dense(gradient.detach()) for gradient in gradients]
@@ -107,9 +89,7 @@ class Cut(Generic[T]):
             if root is not None:
                 backward(root, retain_graph=retain_graph)
         self._freed = not retain_graph
-        for leaf in self._leaves:
-            leaf.grad = None
-        self._forgotten = weakref.finalize(self, warn_forgotten, self._leaves)
+        self._use_up()
 
     def __repr__(self) -> str:
         """What it stands for."""
@@ -215,34 +195,3 @@ def check_one(loss: object) -> None:
         )
     if not isinstance(loss, Tensor):
         raise RequestError(f"loss: must be a tensor; got {type(loss).__name__}. Give a scalar computed from cut.value.")
-
-
-def warn_orphans(cut: object, leaves: Sequence[Tensor]) -> None:
-    """Warn of a gradient that arrives on a stand-in after its cut has gone."""
-    alive = weakref.ref(cut)
-
-    def arrived(_gradient: Tensor) -> None:
-        if alive() is None:
-            warnings.warn(
-                ForgottenBackwardWarning(
-                    "a gradient arrives on the value of a cut that is gone, so it cannot reach the model. Keep the cut "
-                    "until its backward()."
-                ),
-                stacklevel=2,
-            )
-
-    for leaf in leaves:
-        STAND_INS[leaf] = True
-        leaf.register_hook(arrived)
-
-
-def warn_forgotten(leaves: list[Tensor]) -> None:
-    """Warn of gradients on stand-ins that never went on to the model."""
-    if any(leaf.grad is not None for leaf in leaves):
-        warnings.warn(
-            ForgottenBackwardWarning(
-                "a cut ends with gradient on its value that never reached the model. Call cut.backward() after the "
-                "losses, or use it as `with mb.cut(...) as cut:`."
-            ),
-            stacklevel=2,
-        )
