@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from multiback import graph
 from multiback.cuts import locality
-from multiback.cuts.forms import Form, form_of
+from multiback.cuts.forms import Form, foreign, form_of
 from multiback.cuts.models import Model, Replayed
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import RecomputationError, RequestError
@@ -152,11 +152,12 @@ def look_at_rows(found: Inferred, batch: Batch, outputs: list[Tensor], inputs: A
     batch.apart = not coupled
     if coupled or found.together:
         return
-    form = form_of(graph.walk(graph.roots_of(there)), given, rows)
+    nodes = graph.walk(graph.roots_of(there))
+    form = form_of(nodes, rows)
     if form is None:
         found.together = "saved tensors behind hooks, as of checkpointing"
-    elif form.foreign:
-        found.together = f"{form.foreign}, which uses rows that come from outside the graph, such as a mask"
+    elif outside := foreign(nodes, given, rows):
+        found.together = f"{outside}, which uses rows that come from outside the graph, such as a mask"
     else:
         batch.form = next((known for known in found.forms if known == form), form)
         if batch.form is form:

@@ -9,6 +9,7 @@ from multiback.cuts.cotangents import root_of
 from multiback.cuts.sources import taken
 from multiback.measure.agreement import tolerance_of
 from multiback.nested import map_tensors, tensors_in
+from multiback.states import Randomness
 
 _MOST_ROWS = 16
 _LEEWAY = 10  # rounding in batches of other sizes, through all layers
@@ -60,6 +61,7 @@ def _differing(
     if batch.random is not None:
         return "random numbers that were drawn for the whole batch"
     with found.model.again(None, batch.replayed) as call:
+        undrawn = Randomness.read()
         part = leaves_like(map_tensors(kept.inputs, lambda tensor: taken(tensor.detach(), rows.tolist())))
         try:
             outputs = found.differentiable(call(part))
@@ -70,6 +72,8 @@ def _differing(
         leaves = [tensor for tensor in tensors_in(part) if tensor.requires_grad]
         cotangents = [cotangent[rows.to(cotangent.device)] for cotangent in everywhere]
         alone = _gradients(outputs, cotangents, [*leaves, *parameters])
+        if not undrawn.same_as(Randomness.read()):
+            return "random numbers that rows by themselves draw"
     if _agree(list(zip(alone, own, strict=True))):
         return ""
     return "a statistic of the batch that no graph shows: rows by themselves have other gradients"

@@ -100,11 +100,16 @@ def traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Piece]]:
     for number, group in enumerate(groups):
         root = root_of(run.outputs, spread(group, run.rows))
         keep = run.keep or number + 1 < len(groups)
-        gradients = [None] * len(leaves) if root is None else traversals.plain(root, leaves, retain_graph=keep)
+        gradients: list[Tensor | None] = [None] * len(leaves)
+        if root is not None:
+            gradients = traversals.plain(root, leaves, retain_graph=keep)
         there = [gradient for gradient in gradients if gradient is not None]
         for part in group:
             # where rows meet, a loss may touch others of its batch than those whose output it uses
             rows = part.rows if run.apart else torch.cat([part.rows, run.rows[nonzero_rows(there)]]).unique()
+            if len(rows) == len(run.rows):
+                yield part.loss, Piece(rows, gradients)
+                continue
             index = torch.searchsorted(run.rows, rows)
             yield part.loss, Piece(rows, [None if one is None else one[index.to(one.device)] for one in gradients])
 

@@ -1,8 +1,8 @@
 """Fingerprints of tensors' bits, by which a later change is seen, also one through `.data`.
 
-The bits of a tensor, as 64-bit words, are laid out as a matrix; its row sums and its column sums, each
-weighted by position and added modulo 2^64, are the fingerprint. No order of summation changes it, two
-reads of the tensor are all it costs, and blocks that change places change it.
+The bits of a tensor, as 64-bit words, each weighted by its position and added modulo 2^64, are the
+fingerprint. No order of summation changes it, and blocks that change places change it. Many words are laid
+out as a matrix first, whose row sums and column sums are what is weighted: no copy of the tensor is made.
 """
 
 import functools
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-_WIDTH, _LARGE_WIDTH = 61, 4093  # primes, so that a tensor's own rows do not line up with the matrix's
-_LARGE = 1 << 16
+_WIDTH = 4093  # a prime, so that a tensor's own rows do not line up with the matrix's
+_LARGE = 1 << 16  # words
 _SMALL = 1 << 18  # bytes
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @functools.cache
-def _weights(count: int, salt: int) -> Tensor:
-    generator = torch.Generator().manual_seed(salt)
-    return torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) | 1
+def _weights(count: int, device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    return (torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) | 1).to(device)
 
 
 def _words(rows: Tensor) -> Tensor:
@@ -39,19 +39,12 @@ def of_rows(tensor: Tensor) -> Tensor:
     if not flat.numel():
         return torch.zeros(flat.shape[0], dtype=torch.int64, device=flat.device)
     words = _words(flat.reshape(flat.shape[0], -1))
-    width = _LARGE_WIDTH if words.shape[1] >= _LARGE else _WIDTH
-    whole = words.shape[1] // width * width
-    found = _weighted(words[:, whole:], 2)
-    if whole:
-        table = words[:, :whole].reshape(words.shape[0], -1, width)
-        found = found + _weighted(table.sum(1), 0) + _weighted(table.sum(2), 1)
-    return found
-
-
-def _weighted(sums: Tensor, salt: int) -> Tensor:
-    """[B] from [B, m], every column with a weight of its own."""
-    size = 1 << max(sums.shape[1] - 1, 1).bit_length()
-    return (sums * _weights(size, salt)[: sums.shape[1]].to(sums.device)).sum(1)
+    if words.shape[1] >= _LARGE:
+        whole = words.shape[1] // _WIDTH * _WIDTH
+        table = words[:, :whole].reshape(words.shape[0], -1, _WIDTH)
+        words = torch.cat([words[:, whole:], table.sum(1), table.sum(2)], 1)
+    size = 1 << max(words.shape[1] - 1, 1).bit_length()
+    return (words * _weights(size, words.device)[: words.shape[1]]).sum(1)
 
 
 def of_tensor(tensor: Tensor) -> Tensor | None:
@@ -71,15 +64,17 @@ class Fingerprints:
 
     def __init__(self, tensors: Sequence[tuple[Callable[[], str], Tensor]]) -> None:
         small = [(name, tensor, _bits(tensor)) for name, tensor in tensors]
-        self._copies = [(name, tensor, bits.clone()) for name, tensor, bits in small if bits is not None]
+        self._copies = [
+            (name, tensor, _place(tensor), bits, bits.clone()) for name, tensor, bits in small if bits is not None
+        ]
         self._tensors = [(name, tensor) for name, tensor, bits in small if bits is None]
         self._found = self._read()
 
     def changed(self) -> str | None:
         """The name of the first tensor that is not as it was; None where all are."""
-        for name, tensor, copy in self._copies:
-            bits = _bits(tensor)
-            if bits is None or not torch.equal(bits, copy):
+        for name, tensor, place, bits, copy in self._copies:
+            now = bits if _place(tensor) == place else _bits(tensor)
+            if now is None or not torch.equal(now, copy):
                 return name()
         for (name, _), then, now in zip(self._tensors, self._found, self._read(), strict=True):
             if then != now:
@@ -93,6 +88,11 @@ class Fingerprints:
             (tuple(tensor.shape), tensor.dtype, tensor._version if one is None else next(values))
             for (_, tensor), one in zip(self._tensors, prints, strict=True)
         ]
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    """Where a tensor's values are and how they are laid out; `.data =` gives it others."""
+    return tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride()
 
 
 def _bits(tensor: Tensor) -> Tensor | None:

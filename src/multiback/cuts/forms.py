@@ -29,56 +29,47 @@ class Form:
     nodes : by node, its name and which nodes its inputs come from.
     numbers : by what was saved and is no tensor, whether it is a dimension, and its value.
     saved : by saved tensor, its shape, and its fingerprint where it holds no rows and is no leaf.
-    foreign : the first operation that saved rows which neither are data nor come out of the graph, such
-        as a mask: what they come from, other rows among it, cannot be known. Empty where none did.
     """
 
     rows: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     numbers: tuple[tuple[bool, Any], ...]
     saved: tuple[Constant, ...]
-    foreign: str
 
     def matches(self, other: "Form") -> bool:
         """Whether they differ in nothing but the number of rows."""
         if self.nodes != other.nodes or len(self.saved) != len(other.saved):
             return False
-        alike = (
+        alike = self.numbers == other.numbers or all(
             mine == theirs or (not exact and _in_proportion(mine, theirs, self.rows, other.rows))
             for (exact, mine), (_, theirs) in zip(self.numbers, other.numbers, strict=True)
         )
-        same = (
+        return alike and all(
             shape != other_shape or value == other_value
             for (shape, value), (other_shape, other_value) in zip(self.saved, other.saved, strict=True)
         )
-        return all(alike) and all(same)
 
 
-def form_of(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> Form | None:
+def form_of(nodes: Sequence[Node], rows: int) -> Form | None:
     """The form of a graph of these nodes; None where saved tensors are behind hooks, which must not be called.
 
-    Some microseconds a node, and a read of every saved tensor that holds no rows.
+    A few microseconds a node, and a read of every saved tensor that holds no rows.
     """
     places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
-    wired = tuple((node.name(), tuple(places.get(child, -1) for child, _ in node.next_functions)) for node in nodes)
-    named = ((name, getattr(node, name)) for node in nodes for name in graph.names_saved(type(node)).numbers)
+    names = [node.name() for node in nodes]
+    wired = [tuple([places.get(child, -1) for child, _ in node.next_functions]) for node in nodes]
+    kinds = [(node, graph.names_saved(type(node))) for node in nodes]
+    numbers = [("dim" in name, getattr(node, name)) for node, kind in kinds for name in kind.numbers]
     leaves = {leaf.data_ptr() for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.numel()}
-    given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
     saved: list[Constant] = []
-    foreign = ""
-    for node in nodes:
-        for name in graph.names_saved(type(node)).tensors:
+    for node, kind in kinds:
+        for name in kind.tensors:
             raw = getattr(node, name)
             for value in raw if isinstance(raw, (list, tuple)) else [raw]:
                 if value.unpack_hook is not None:
                     return None
                 saved.append(_constant(value.data, rows, leaves))
-                if not foreign and value.data is not None and _may_be_foreign(node, value.data, name, rows, given):
-                    saved_values = getattr(node, name.removeprefix("_raw"))
-                    parts = saved_values if isinstance(saved_values, (list, tuple)) else [saved_values]
-                    if not all(part is None or part.requires_grad for part in parts):
-                        foreign = node.name()
-    return Form(rows, wired, tuple(("dim" in name, value) for name, value in named), tuple(saved), foreign)
+    return Form(rows, tuple(zip(names, wired, strict=True)), tuple(numbers), tuple(saved))
 
 
 def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
@@ -91,6 +82,25 @@ def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
     return shape, None if found is None else int(found)
 
 
+def foreign(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> str:
+    """The first operation that saved rows which neither are data nor come out of the graph, such as a mask.
+
+    What they come from, other rows among it, cannot be known. Empty where none did; the graph is one of
+    which `form_of` knows the form.
+    """
+    given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
+    for node in nodes:
+        for name in graph.names_saved(type(node)).tensors:
+            raw = getattr(node, name)
+            values = raw if isinstance(raw, (list, tuple)) else [raw]
+            if any(_may_be_foreign(node, value.data, name, rows, given) for value in values):
+                saved = getattr(node, name.removeprefix("_raw"))
+                parts = saved if isinstance(saved, (list, tuple)) else [saved]
+                if not all(part is None or part.requires_grad for part in parts):
+                    return node.name()
+    return ""
+
+
 # What operations save of their own making, by the names that torch gives it.
 _OWN = re.compile(
     r"result\d*|output\d*|.*mean|.*rstd|.*invstd|.*logsumexp|.*log_sumexp|philox.*|rng_state|reserve.*|total_weight|buf"
@@ -99,9 +109,11 @@ _OWN = re.compile(
 _CHOOSING = ("Sort", "Topk", "Max", "Min", "Median", "Nanmedian", "Kthvalue", "Mode", "Aminmax", "Cummax", "Cummin")
 
 
-def _may_be_foreign(node: Node, tensor: Tensor, name: str, rows: int, given: set[int]) -> bool:
+def _may_be_foreign(node: Node, tensor: Tensor | None, name: str, rows: int, given: set[int]) -> bool:
     """Whether a saved tensor has rows and is neither the operation's own nor data; the walk sees one with a graph."""
-    if not tensor.numel() or rows not in tensor.shape or tensor.untyped_storage().data_ptr() in given:
+    if tensor is None or not tensor.numel() or rows not in tensor.shape:
+        return False
+    if tensor.untyped_storage().data_ptr() in given:
         return False
     own = name.removeprefix("_raw_saved_")
     return not _OWN.fullmatch(own) and not (own == "indices" and node.name().startswith(_CHOOSING))

@@ -51,7 +51,7 @@ class Model:
         self._buffers: list[Buffer] = []
         self._fresh: list[Buffer] = []  # not yet seen through a forward
         self._written: dict[Buffer, None] = {}
-        self._parts: list[dict[str, nn.Module]] = []
+        self._parts: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
         self._attributes: Attributes | None = None
@@ -132,9 +132,8 @@ class Model:
         """Remember what parameters and buffers hold, once inference is over; `leaves` are a graph's."""
         named: dict[int, tuple[Callable[[], str], Tensor]] = {}
         for root in self._modules:
-            self._parts.append({})
             for prefix, module in root.named_modules():
-                self._parts[-1][prefix] = module
+                self._parts.append((prefix, module, dict(module._modules)))
                 for key, parameter in module._parameters.items():
                     name = f'parameter "{prefix}.{key}"' if prefix else f'parameter "{key}"'
                     self._places.append((module, key, parameter, name))
@@ -160,10 +159,11 @@ class Model:
 
     def _replaced(self) -> str | None:
         """The name of the first module or parameter that is another object than at inference."""
-        for root, parts in zip(self._modules, self._parts, strict=True):
-            for name, module in root.named_modules():
-                if parts.get(name) is not module:
-                    return f'module "{name}"'
+        for prefix, module, children in self._parts:
+            if module._modules != children:
+                now = module._modules
+                key = next(key for key in {**children, **now} if now.get(key, self) is not children.get(key, self))
+                return f'module "{prefix}.{key}"' if prefix else f'module "{key}"'
         for module, key, tensor, name in self._places:
             if module._parameters[key] is not tensor:
                 return name
@@ -180,14 +180,17 @@ class Model:
         return next((name for _, _, one, name in self._places if getattr(one, "_backward_hooks", None)), None)
 
     @contextmanager
-    def again(self, random: Randomness | None, replayed: Replayed) -> Generator[Callable[[Any], Any]]:
+    def again(
+        self, random: Randomness | None, replayed: Replayed, *, tried: bool = False
+    ) -> Generator[Callable[[Any], Any]]:
         """Run it with a graph, in the modes and autocast of inference, from its state then.
 
         What it writes to buffers and attributes, and draws, is undone when the context is left, after
-        the traversal.
+        the traversal. One that has been `tried`, and drew nothing, is watched at torch's generators alone.
         """
-        outer, attributes = BufferValues(self._written), Attributes(self._modules)
-        with random_kept(), self.modes.replayed():
+        outer = BufferValues(self._written)
+        attributes = Attributes(self._modules) if self._attributes is None else self._attributes
+        with random_kept(torch_alone=tried), self.modes.replayed():
             if random is not None:
                 random.restore()
             replayed.restore()

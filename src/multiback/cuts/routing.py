@@ -36,7 +36,7 @@ class Routed:
 
     def within(self, start: int, stop: int) -> "Routed":
         """Those of rows `start` to `stop`."""
-        if not len(self.rows) or (self.rows[0] >= start and self.rows[-1] < stop):
+        if not len(self.rows) or (int(self.rows[0]) >= start and int(self.rows[-1]) < stop):
             return self
         first, last = torch.searchsorted(self.rows, torch.tensor([start, stop])).tolist()
         parts = [None if one is None else one[first:last] for one in self.cotangents]
@@ -69,6 +69,9 @@ def spread(parts: Sequence[Routed], rows: Tensor) -> list[Tensor | None]:
 
 def disjoint(parts: Sequence[Routed]) -> Iterator[list[Routed]]:
     """The parts in as few groups as one pass finds, no row twice in any group."""
+    if len(parts) == 1:
+        yield [parts[0]]
+        return
     groups: list[tuple[set[int], list[Routed]]] = []
     for part in parts:
         rows = set(part.rows.tolist())

@@ -48,6 +48,6 @@ def nonzero_rows(tensors: list[Tensor]) -> Tensor:
     """The rows, int64 on the CPU, ascending, in which any tensor holds something other than zero."""
     touched: Tensor | None = None
     for tensor in tensors:
-        here = (tensor != 0).reshape(tensor.shape[0], -1).any(1).cpu()
+        here = tensor.reshape(tensor.shape[0], -1).any(1).cpu()
         touched = here if touched is None else touched | here
     return torch.empty(0, dtype=torch.int64) if touched is None else touched.nonzero()[:, 0]

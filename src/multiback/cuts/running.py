@@ -1,6 +1,5 @@
 """Runs rows of a batch again with a graph: the rows asked for by themselves where that is exact, else the batch."""
 
-import math
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -70,7 +69,7 @@ class Runner:
             return
         if alone:
             group = self._read(rows.tolist())
-            with found.model.again(None, batch.replayed) as call:
+            with found.model.again(None, batch.replayed, tried=True) as call:
                 run = self._by_themselves(call, group, rows, batch)
                 if run is not None:
                     yield run
@@ -131,7 +130,7 @@ class Runner:
         ):
             self._inferred.together = "an operation that no graph shows: rows by themselves give another output"
             return None
-        form = form_of(run.nodes, tensors_in(run.inputs), count)
+        form = form_of(run.nodes, count)
         known = form is not None and batch.form is not None and form.matches(batch.form)
         return replace(run, apart=True) if known else None
 
@@ -154,6 +153,8 @@ class Runner:
             expected = taken(then.detach(), rows).to(now.device)
             if now.shape != expected.shape:
                 return float("inf"), number, rows[0]
+            if self._scales[number].is_near(now.detach(), expected):  # nearly always
+                continue
             excess, row = self._scales[number].excess(now.detach(), expected).max(0)
             if float(excess) > worst[0]:
                 worst = (float(excess), number, rows[int(row)])
@@ -182,13 +183,13 @@ class _Scale:
         self._spread = float(_norms(rows - centre).median()) if len(rows) else 0.0
         self._rounding = 4 * torch.finfo(value.dtype).eps
 
+    def is_near(self, now: Tensor, then: Tensor) -> bool:
+        """Whether all rows together differ by less than one may."""
+        return float(torch.dist(_wide(now), _wide(then))) < self.tolerance * self._spread
+
     def excess(self, now: Tensor, then: Tensor) -> Tensor:
         """By row, the norm of the difference in units of what is allowed, [n]."""
         now, then = _wide(now), _wide(then)
-        gap, size = _norms(now - then), _norms(then)
-        found = gap / (self.tolerance * self._spread + self._rounding * size)
-        if math.isfinite(float(found.sum())):  # nearly always
-            return found
         finite = torch.isfinite(then)
         same = (finite == torch.isfinite(now)).all(1)
         gap, size = _norms(torch.where(finite, now - then, 0)), _norms(torch.where(finite, then, 0))

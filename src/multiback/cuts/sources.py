@@ -158,11 +158,10 @@ class RowPrints:
 
     def check(self, rows: Sequence[int], group: Any) -> None:
         """StaleForwardError unless the rows are what they were."""
-        index = torch.as_tensor(rows)
         for kept, tensor in zip(self._found or [], tensors_in(group), strict=True):
-            differing = (kept[index] != fingerprints.of_rows(tensor).cpu()).nonzero()
-            if len(differing):
-                row = rows[int(differing[0, 0])]
+            then, now = taken(kept, rows), fingerprints.of_rows(tensor).cpu()
+            if not torch.equal(then, now):
+                row = rows[int((then != now).nonzero()[0, 0])]
                 raise StaleForwardError(
                     f"data: must give the same rows whenever they are read; row {row} is not what it was at inference. "
                     "Draw random augmentations once, by row number, and leave the data as they are until backward."

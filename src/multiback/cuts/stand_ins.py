@@ -3,7 +3,6 @@
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from types import TracebackType
 
 from torch import Tensor
@@ -33,8 +32,10 @@ class StandIns(ABC):
 
     def _watch(self, leaves: list[Tensor]) -> None:
         """Warn where a gradient on these leaves never reaches the model."""
+        for leaf in leaves:
+            STAND_INS[leaf] = True
         self._forgotten = weakref.finalize(self, _warn_forgotten, leaves)
-        _warn_orphans(self, leaves)
+        weakref.finalize(self, _watch_orphans, leaves).atexit = False
 
     def _accumulated(self) -> list[Tensor | None]:
         """The gradient on every leaf; RequestError where there is none at all."""
@@ -53,23 +54,21 @@ class StandIns(ABC):
         self._forgotten = weakref.finalize(self, _warn_forgotten, self._leaves)
 
 
-def _warn_orphans(cut: object, leaves: Sequence[Tensor]) -> None:
-    """Warn of a gradient that arrives on a stand-in after its cut has gone."""
-    alive = weakref.ref(cut)
-
-    def arrived(_gradient: Tensor) -> None:
-        if alive() is None:
-            warnings.warn(
-                ForgottenBackwardWarning(
-                    "a gradient arrives on the value of a cut that is gone, so it cannot reach the model. Keep the cut "
-                    "until its backward()."
-                ),
-                stacklevel=2,
-            )
-
+def _watch_orphans(leaves: list[Tensor]) -> None:
+    """Warn from now on, since their cut has gone, of a gradient that arrives on stand-ins."""
     for leaf in leaves:
-        STAND_INS[leaf] = True
-        leaf.register_hook(arrived)
+        if leaf.requires_grad:
+            leaf.register_hook(_warn_orphan)
+
+
+def _warn_orphan(_gradient: Tensor) -> None:
+    warnings.warn(
+        ForgottenBackwardWarning(
+            "a gradient arrives on the value of a cut that is gone, so it cannot reach the model. Keep the cut until "
+            "its backward()."
+        ),
+        stacklevel=2,
+    )
 
 
 def _warn_forgotten(leaves: list[Tensor]) -> None:
