@@ -244,6 +244,29 @@ def test_records_of_several_processes_are_one_and_ranks_are_compared(net):
     assert "They differed by 67% here" in said
 
 
+@pytest.mark.parametrize(
+    ("seconds", "cold"),
+    [
+        ([0.1579] + [0.12] * 99, True),  # slower than all of many
+        ([0.1579] + [0.12] * 98 + [0.1793], False),
+        ([0.1579] + [0.12] * 4, False),
+        ([0.02] + [0.005] * 2, True),
+        ([0.002] + [0.001] * 99, False),
+    ],
+)
+def test_a_cold_start_is_a_first_call_that_stands_out(seconds, cold):
+    first, other = (traces.Site(place=traces.Place("a.py", line), kind="backward") for line in (1, 2))
+    for one in seconds:
+        first.add(0.001, 0, 1)
+        other.add(one, 0, 1)
+    with mb.trace() as traced:
+        pass
+    traced.record.sites += [first, other]
+    found = {one.place.line: one for one in findings.judge(traced.record) if one.code == "cold-start"}
+    assert (2 in found) == cold
+    assert found[1].remedy == "No cold start shows here."
+
+
 def test_notes_need_more_than_one_call_and_a_cause():
     place = traces.Place("a.py", 1)
     site = traces.Site(place=place, kind="backward")

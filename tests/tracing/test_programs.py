@@ -99,6 +99,24 @@ def test_a_faultless_program_has_no_finding_and_the_same_bits(path, run):
     assert untraced.stdout.strip()
 
 
+def test_the_published_loop_over_slices_has_its_saving(run):
+    path = PROGRAMS / "published" / "slices.py"
+    record = run(path, traced=True).record
+    assert told(record, "finding") == marks(path)
+    (repeated,) = (one for one in record.findings if one.code == "repeated-traversal")
+    assert 0 < repeated.seconds < sum(site.seconds for site in record.sites)
+
+
+def test_the_published_timing_loop_adds_up_gradients_and_its_first_call_is_told_apart(run):
+    path = PROGRAMS / "published" / "two_losses.py"
+    record = run(path, traced=True).record
+    adding = {number for number, line in enumerate(path.read_text().splitlines(), 1) if "# ADDS" in line}
+    assert {(site.place.line, site.calls, site.accumulating_calls) for site in record.sites} == {
+        (line, 30, 29) for line in adding
+    }
+    assert ("cold-start", min(adding)) in told(record, "note")
+
+
 @pytest.mark.parametrize(
     ("name", "codes"), [("faulty/ddp_twice.py", {"unreduced-ranks"}), ("mended/ddp_once.py", set())]
 )

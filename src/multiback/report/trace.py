@@ -46,16 +46,22 @@ def _findings(record: TraceRecord, level: str, title: str) -> Section | None:
     found = [one for one in record.findings if one.level == level]
     if not found:
         return None
-    return Section(f"{title} ({len(found)})", None, [_sentence(one) for one in found])
+    told = set[tuple[str, str]]()
+    lines = []
+    for one in found:
+        lines.append(_sentence(one, advised=(one.code, one.remedy) not in told))
+        told.add((one.code, one.remedy))
+    return Section(f"{title} ({len(found)})", None, lines)
 
 
-def _sentence(finding: Finding) -> str:
+def _sentence(finding: Finding, *, advised: bool = True) -> str:
+    """A finding in one line; its remedy where the same has not been given above."""
     times = f", {finding.count} times" if finding.count > 1 else ""
     cost = [f"about {fmt.seconds(finding.seconds)}"] if finding.seconds else []
     cost += [f"about {fmt.size(finding.bytes)}"] if finding.bytes else []
     price = f" [{', '.join(cost)}]" if cost else ""
     head = f"{finding.code} at {_at(finding.place)}{times}{price}"
-    return f"{head}: {finding.said} {finding.remedy} ({_PAGE}#{finding.code})"
+    return f"{head}: {finding.said} {f'{finding.remedy} ({_PAGE}#{finding.code})' if advised else '(Remedy as above.)'}"
 
 
 def _sites(record: TraceRecord) -> Section | None:

@@ -20,7 +20,7 @@ class Call:
     stale : leaves that had changed since its graph used them.
     tied : whether it left a `.grad` that has a graph itself.
     consumers : by leaf, the oldest node that uses it.
-    edges : where this call entered a graph that others had traversed.
+    followed_grad : identity and version of the followed leaf's `.grad` before a call that is not walked.
     """
 
     number: int
@@ -49,6 +49,7 @@ class Call:
     cleared: bool = False
     stale: list[tuple[Any, str, Place | None]] = field(default_factory=list)
     tied: bool = False
+    followed_grad: tuple[int, int] | None = None
 
 
 @dataclass(eq=False)

@@ -10,6 +10,7 @@ from multiback.report import format as fmt
 from multiback.traces import Evidence, Finding, Level, Site, TraceRecord
 
 _COLD, _COLD_SECONDS = 2.0, 2e-3
+_SLOWEST, _SLOWEST_OF = 1.2, 10  # where no later call was slower, of so many
 _FAULTS_PER_CALL = 2000  # of 4 KiB: 8 MiB of fresh pages
 _ORDER: dict[Level, int] = {"finding": 0, "likely": 1, "note": 2}
 
@@ -17,7 +18,8 @@ _ORDER: dict[Level, int] = {"finding": 0, "likely": 1, "note": 2}
 def judge(record: TraceRecord) -> list[Finding]:
     """All findings of a record, the gravest and dearest first."""
     found = [make(one) for one in record.evidence if (make := _FROM_EVIDENCE.get(one.code)) is not None]
-    found += [note for site in record.sites for note in (_cold_start(site), _page_faults(site))]
+    for number, site in enumerate(record.sites):
+        found += [_cold_start(site, opening=not number), _page_faults(site)]
     there = [one for one in found if one is not None]
     causes = {one.place for one in there if one.code in ("growing-graph", "unreduced-ranks")}
     there = [one for one in there if one.code != "repeated-traversal" or one.place not in causes]
@@ -201,15 +203,29 @@ def _uneven(evidence: Evidence) -> Finding | None:
     return _finding(evidence, said, "Sum over each slice and divide by the count of all.", level="likely")
 
 
-def _cold_start(site: Site) -> Finding | None:
-    later = (site.seconds - site.first_seconds) / (site.calls - 1) if site.calls > 2 else 0.0
-    extra = site.first_seconds - later
-    if site.calls < 3 or extra < _COLD_SECONDS or site.first_seconds < _COLD * later:
+def _cold_start(site: Site, *, opening: bool) -> Finding | None:
+    """What the first call took; where it was no slower, only of the place that the program called first."""
+    if site.calls < 3:  # two do not show which of them is the odd one
+        return None
+    first, later = site.first_seconds, (site.seconds - site.first_seconds) / (site.calls - 1)
+    slowest = first >= site.most_seconds and site.calls >= _SLOWEST_OF and first >= _SLOWEST * later
+    cold = first - later >= _COLD_SECONDS and (first >= _COLD * later or slowest)
+    if not (cold or opening):
         return None
     faults = f", with {site.first_faults:,} page faults" if site.first_faults else ""
-    said = f"The first call took {fmt.seconds(site.first_seconds)}, later ones {fmt.seconds(later)} on average{faults}."
+    said = f"The first call took {fmt.seconds(first)}, later ones {fmt.seconds(later)} on average{faults}."
     remedy = "Leave the first call out of timings; it sets up threads, buffers and fresh memory."
-    return Finding(code="cold-start", level="note", place=site.place, count=1, said=said, remedy=remedy, seconds=extra)
+    if not cold:
+        said, remedy = f"{said} It was the program's first backward.", "No cold start shows here."
+    return Finding(
+        code="cold-start",
+        level="note",
+        place=site.place,
+        count=1,
+        said=said,
+        remedy=remedy,
+        seconds=first - later if cold else None,
+    )
 
 
 def _page_faults(site: Site) -> Finding | None:

@@ -15,10 +15,11 @@ from multiback.cuts.naming import name_of
 from multiback.traces import Evidence, Place, Site
 from multiback.tracing import listening, places, postmortem
 from multiback.tracing.calls import Call, Story, Token
+from multiback.tracing.growth import Growth
 from multiback.tracing.means import Means
-from multiback.tracing.parameters import Parameters, Used
+from multiback.tracing.parameters import Parameters, Used, grad_of
 from multiback.tracing.ranks import Ranks
-from multiback.tracing.walking import Walked, fingerprint, roots_of, saved_bytes, walk
+from multiback.tracing.walking import Walked, fingerprints, roots_of, saved_bytes, walk
 
 _WALKED_CALLS = 3  # of every site, whatever they cost
 _COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
@@ -46,8 +47,7 @@ class Observer:
         self._kept: dict[int, Call] = {}
         self._stories: dict[int, Story] = {}
         self._calls: deque[Call] = deque(maxlen=_REMEMBERED)
-        self._growth: dict[tuple[Place, str], list[tuple[int, int]]] = {}
-        self._ends: dict[tuple[Place, str], deque[int]] = {}
+        self._growth = Growth()
         self._used: dict[int, Used] = {}
         self._number = 0
 
@@ -72,6 +72,9 @@ class Observer:
         if not self._wants_walk(call) or places.in_library_loop(places.current()):
             roots = roots_of(outputs)
             call.root = max((root._sequence_nr() for root in roots), default=-1)
+            followed = self._parameters.followed(call)
+            self._parameters.before(followed, call)
+            call.followed_grad = next(map(grad_of, followed), None)
             return call, None
         walked = walk(roots_of(outputs))
         if walked.compiled:
@@ -85,7 +88,7 @@ class Observer:
         self._look_for_stale(call, walked)
         handles += self._means.hook(call, walked, self.steps)
         if call.kind == "backward":
-            self._parameters.before(walked, call)
+            self._parameters.before(walked.leaves.values(), call)
         if call.retain or call.create:
             self._keep(call, walked)
         return call, walked
@@ -97,17 +100,20 @@ class Observer:
             return True
         if any(one.thread == call.thread for one in self._kept.values()):
             return True
-        if self._growth.get((call.place, call.kind)) and site.walked_calls < 16:
-            return True
-        return self._spare()
+        return (site.walked_calls < 16 and self._growth.suspects(call)) or self._spare()
+
+    def _counts(self, call: Call) -> bool:
+        """Whether to look closely, whatever that costs: in the first calls of a site; later as time allows."""
+        site = self.sites.get((call.place, call.kind))
+        return site is None or site.calls < _COUNTED_CALLS or self._spare()
 
     def _look_for_kept(self, call: Call, walked: Walked, handles: list[Any]) -> None:
         """Whether this graph shares nodes with one that is kept, and what enters the shared part."""
-        shared, mine = set[int](), set(call.numbers or ())
+        shared, mine = set[int](), walked.nodes.keys()
         for kept in list(self._kept.values()):
             if kept.thread != call.thread or not kept.numbers or kept.root < call.least or call.root < kept.least:
                 continue
-            both = mine.intersection(kept.numbers)
+            both = mine & kept.numbers
             if both:
                 kept.reused = True
                 shared |= both
@@ -119,8 +125,7 @@ class Observer:
             if call.kind == "grad" and walked.selecting and walked.batch_norms:
                 handles += listening.around_norm(call, walked)
             return
-        site = self.sites.get((call.place, call.kind))
-        counting = site is None or site.calls < _COUNTED_CALLS or self._spare()
+        counting = self._counts(call)
         for number in listening.entrances(walked, shared):
             handles.append(walked.nodes[number].register_prehook(listening.heard(call, number, counting=counting)))
         norms = [number for number in walked.batch_norms if number in shared]
@@ -130,7 +135,7 @@ class Observer:
     def _look_for_stale(self, call: Call, walked: Walked) -> None:
         found = self._parameters.stale(walked, call)
         if not found and call.story is not None:
-            found = self._parameters.edited(walked, call.story.first)
+            found = self._parameters.edited(walked, call, call.story.first, few=not self._counts(call))
         call.stale = found
 
     def _keep(self, call: Call, walked: Walked) -> None:
@@ -143,7 +148,7 @@ class Observer:
         else:
             call.saved_bytes = saved_bytes(walked)
         if call.retain and call.story is None:
-            call.fingerprints = {key: fingerprint(leaf) for key, leaf in walked.leaves.items()}
+            call.fingerprints = fingerprints(walked, call.number)
         token = Token(call, self._died)
         for number in {walked.root, walked.least} & walked.nodes.keys():
             walked.nodes[number].metadata[f"multiback {call.number}"] = token
@@ -191,6 +196,8 @@ class Observer:
             self._explain(call, outputs, failure)
             return
         if walked is None:
+            followed = self._parameters.followed(call)
+            self._accumulate(site, call, [leaf for leaf in followed if grad_of(leaf) != call.followed_grad])
             return
         nodes = len(walked.nodes)
         site.first_nodes = site.first_nodes or nodes
@@ -210,17 +217,20 @@ class Observer:
         self._tell_stale(call)
         self._look_for_growth(call, nodes, outputs)
         leaves = list(walked.leaves.values())
+        self._accumulate(site, call, leaves)
         if call.kind == "backward":
-            site.accumulating_calls += any(
-                any(one.place == call.place for one in self._parameters.of(leaf).left) for leaf in leaves
-            )
             self._ranks.after(leaves, call.place, self._see)
             self._means.tell(call.place, self.steps, self._see)
-        self._parameters.after(leaves, call)
+            self._parameters.follow(leaves, call)
         if call.create and call.kind == "backward" and any(getattr(leaf.grad, "grad_fn", None) for leaf in leaves):
             call.tied = True
         if not (call.retain or call.create):
             call.numbers = None if nodes > _MOST_NODES else array("Q", call.numbers or ())  # 8 bytes each
+
+    def _accumulate(self, site: Site, call: Call, leaves: list[Tensor]) -> None:
+        """These leaves were reached."""
+        site.accumulating_calls += call.kind == "backward" and self._parameters.accumulates(leaves, call.place)
+        self._parameters.after(leaves, call)
 
     # ---- what a call shows -----------------------------------------------------------------
 
@@ -242,53 +252,32 @@ class Observer:
         self._see(Evidence(code="stale-gradient", place=call.place, example=example))
 
     def _look_for_growth(self, call: Call, nodes: int, outputs: Any) -> None:
-        """Nodes that rise, on graphs that reach back before more and more earlier calls of the site."""
-        key = (call.place, call.kind)
-        ends = self._ends.setdefault(key, deque(maxlen=64))
-        spans = sum(end > call.least for end in ends)
-        history = self._growth.setdefault(key, [])
-        rises = bool(history) and nodes > history[-1][0] and spans > history[-1][1]
-        if call.kind == "grad" and call.create:
-            rises = False
-        if not rises:
-            history.clear()
-        history.append((nodes, spans))
-        del history[:-8]
-        if len(history) > 3:
-            before = ends[-1]
+        grown = self._growth.look(call, nodes)
+        if grown is not None:
             roots = roots_of(outputs)
             walked = walk(roots)
-            old = {number for number in walked.nodes if number < before}
-            border = postmortem.border(walked, roots, old)
-            names = postmortem.survivors(border, places.current(), self._remembered())
-            sizes = [size for size, _ in history]
-            example = {"nodes": sizes, "calls": spans, "carried": [name for name, _ in names]}
+            old = {number for number in walked.nodes if number < grown.before}
+            carried = postmortem.surviving(walked, roots, old, self._remembered())["survivors"]
+            example = {"nodes": grown.sizes, "calls": grown.calls, "carried": carried}
             self._see(Evidence(code="growing-graph", place=call.place, example=example))
-        if not spans:
-            self._growth.pop(key, None)
-        ends.append(call.ended)
 
     def _explain(self, call: Call, outputs: Any, failure: BaseException) -> None:
-        text = str(failure)
-        roots = roots_of(outputs)
+        """An error of autograd's: what had been freed by which call, or changed by which step."""
+        text, roots = str(failure), roots_of(outputs)
         if postmortem.SECOND_TIME in text:
             walked = walk(roots)
             numbers = postmortem.freed(walked)
             culprit = next((one for one in reversed(self._calls) if listening.shares(one, call, numbers, walked)), None)
             old = numbers if culprit is None else set(culprit.numbers or (n for n in walked.nodes if n <= culprit.root))
-            border = postmortem.border(walked, roots, old)
-            names = postmortem.survivors(border, places.current(), self._remembered())
             example = {
+                **postmortem.surviving(walked, roots, old, self._remembered()),
                 "by": "" if culprit is None else culprit.place.short,
-                "survivors": [name for name, _ in names],
-                "lines": [lines for _, lines in names],
                 "stepped": any(self._stepped_since(culprit, leaf) for leaf in walked.leaves.values()),
                 "nodes": len(numbers),
             }
             self._see(Evidence(code="freed-graph", place=call.place, example=example))
         elif postmortem.IN_PLACE in text:
-            walked = walk(roots)
-            found = postmortem.changed(walked)
+            found = postmortem.changed(walk(roots))
             leaves = [leaf for _, _, leaf in found if leaf is not None]
             steps = [self._parameters.of(leaf).stepped for leaf in leaves]
             example = {

@@ -2,10 +2,11 @@
 
 import weakref
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._C._autograd import _get_sequence_nr as clock
 
 from multiback.traces import Place
@@ -13,7 +14,6 @@ from multiback.tracing.calls import Call
 from multiback.tracing.walking import NO_NUMBER, Walked, fingerprint
 
 _MOST_CONTRIBUTIONS = 64
-_EDITED = 8  # leaves looked at in a call
 
 
 @dataclass(eq=False)
@@ -49,6 +49,7 @@ class Parameters:
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
+        self._followed: dict[tuple[Place, str], weakref.ref[Tensor]] = {}
 
     def of(self, leaf: Tensor) -> Known:
         """What is known of a leaf."""
@@ -77,40 +78,66 @@ class Parameters:
                     found.append((leaf, "edit", place))
         return found
 
-    def edited(self, walked: Walked, kept: Call) -> list[tuple[Tensor, str, Place | None]]:
-        """Leaves whose values have changed since the call that kept this graph, without a new version."""
-        some = list(walked.leaves.items())
-        first = kept.number * _EDITED % max(len(some), 1)
-        return [
-            (leaf, "data", kept.place)
-            for key, leaf in [*some, *some][first : first + _EDITED]  # others on other graphs: updates change most
-            if key in kept.fingerprints
-            and walked.consumers.get(key, NO_NUMBER) < kept.ended
-            and kept.fingerprints[key] != fingerprint(leaf)
-        ]
+    def edited(self, walked: Walked, call: Call, kept: Call, *, few: bool) -> list[tuple[Tensor, str, Place | None]]:
+        """Leaves whose values have changed since the call that kept this graph, without a new version.
 
-    def before(self, walked: Walked, call: Call) -> None:
+        `few` looks at two of those that it had looked at, each time others.
+        """
+        known = [k for k in kept.fingerprints if k in walked.leaves and walked.consumers[k] < kept.ended]
+        if few and known:
+            known = [known[(2 * call.number + place) % len(known)] for place in (0, 1)]
+        leaves = [(walked.leaves[key], kept.fingerprints[key]) for key in known]
+        return [(leaf, "data", kept.place) for leaf, then in leaves if then != fingerprint(leaf)]
+
+    def before(self, leaves: Iterable[Tensor], call: Call) -> None:
         """Forget what `.grad` held, where it has been taken away or zeroed since."""
-        for leaf in walked.leaves.values():
+        for leaf in leaves:
             known, grad = self.of(leaf), leaf.grad
             if grad is None:
                 known.left.clear()
-            elif known.grad is None or known.grad == (id(grad), grad._version):
+            elif known.grad is None or known.grad == grad_of(leaf):
                 continue
-            elif known.grad[0] != id(grad) or not bool(grad.any()):
+            elif known.grad[0] != id(grad) or _is_zero(grad):
                 known.left.clear()
-        call.cleared = any(not self.of(leaf).left for leaf in walked.leaves.values())
+        call.cleared = any(not self.of(leaf).left for leaf in leaves)
+
+    def follow(self, leaves: Iterable[Tensor], call: Call) -> None:
+        """Choose the leaf by which calls of this place that are not walked are followed."""
+        found = next((leaf for leaf in leaves if isinstance(leaf, nn.Parameter)), None)
+        if found is not None:
+            self._followed[call.place, call.kind] = weakref.ref(found)
+
+    def followed(self, call: Call) -> list[Tensor]:
+        """That leaf, if there is one."""
+        found = self._followed.get((call.place, call.kind))
+        leaf = None if found is None else found()
+        return [] if leaf is None else [leaf]
+
+    def accumulates(self, leaves: Iterable[Tensor], place: Place) -> bool:
+        """Whether some `.grad` holds what an earlier call from there left."""
+        return any(one.place == place for leaf in leaves for one in self.of(leaf).left)
 
     def after(self, leaves: list[Tensor], call: Call) -> None:
         """The call has run, and left its gradient in theirs."""
         for leaf in leaves:
-            known, grad = self.of(leaf), leaf.grad
+            known = self.of(leaf)
             known.seen = (leaf._version, call.ended, call.thread, call.place)
             if call.kind == "backward":
                 known.left.append(call)
-                known.grad = None if grad is None else (id(grad), grad._version)
+                known.grad = grad_of(leaf)
 
     def left_in(self, leaves: list[Any]) -> list[Call]:
         """The calls whose gradients are in the leaves' `.grad`, each once."""
         found = {call.number: call for leaf in leaves if leaf.grad is not None for call in self.of(leaf).left}
         return list(found.values())
+
+
+def grad_of(leaf: Tensor) -> tuple[int, int] | None:
+    """Identity and version of `.grad`."""
+    grad = leaf.grad
+    return None if grad is None else (id(grad), grad._version)
+
+
+def _is_zero(grad: Tensor) -> bool:
+    """Whether a gradient is zero throughout; a few elements tell nearly always that it is not."""
+    return not any(fingerprint(grad)[1]) and not bool(grad.any())

@@ -1,7 +1,6 @@
 """After autograd's errors: which nodes had been freed, what was changed in place, which tensor survived."""
 
 from collections.abc import Iterable
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -72,11 +71,13 @@ def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> set[int]:
     return found
 
 
-def survivors(numbers: set[int], frame: FrameType | None, remembered: dict[int, str]) -> list[tuple[str, list[int]]]:
-    """What the program calls the tensors that these nodes made, and the lines that assign the names."""
-    for one in places.frames_from(frame):
+def surviving(walked: Walked, roots: Iterable[Any], old: set[int], remembered: dict[int, str]) -> dict[str, list[Any]]:
+    """What the program calls the tensors by which the newer part hangs on old nodes, and where it assigns them."""
+    numbers = border(walked, roots, old)
+    for one in places.frames_from(places.current()):
         names = places.names_in(one)
         found = sorted({names[number] for number in numbers if number in names})
         if found:
-            return [(name, places.assigned(one.f_code, name)) for name in found]
-    return [(remembered[number], []) for number in sorted(numbers) if number in remembered][:4]
+            return {"survivors": found, "lines": [places.assigned(one.f_code, name) for name in found]}
+    found = [remembered[number] for number in sorted(numbers) if number in remembered][:4]
+    return {"survivors": found, "lines": [[] for _ in found]}

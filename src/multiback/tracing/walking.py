@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from multiback import graph
@@ -16,6 +15,7 @@ _SELECTING = (
 )  # fmt: skip
 _MEANS = ("MeanBackward", "NllLossBackward", "NllLoss2DBackward", "MseLossBackward", "L1LossBackward",
           "SmoothL1LossBackward", "BinaryCrossEntropyWithLogitsBackward", "BinaryCrossEntropyBackward")  # fmt: skip
+_EDITED = 8  # leaves of a kept graph, looked at for edits without a new version
 _KINDS: dict[type, str] = {}
 
 
@@ -119,9 +119,15 @@ def _pointer(tensor: Tensor) -> int:
         return 0
 
 
+def fingerprints(walked: Walked, start: int) -> dict[int, tuple[Any, ...]]:
+    """By identity, of some of a graph's leaves: others on other graphs, since updates change most."""
+    some = list(walked.leaves.items())
+    first = start * _EDITED % max(len(some), 1)
+    return {key: fingerprint(leaf) for key, leaf in [*some, *some][first : first + _EDITED]}
+
+
 def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
-    """Eight elements and the place of the memory: enough to see an update, at two microseconds."""
-    with torch.no_grad():
-        flat = tensor.detach().reshape(-1) if tensor.is_contiguous() else tensor.detach().flatten()
-        step = max(1, flat.numel() // 8)
-        return tensor.data_ptr(), tuple(flat[::step][:9].tolist())
+    """Some eight elements and the place of the memory: enough to see an update, at a few microseconds."""
+    flat = tensor.detach().reshape(-1)
+    step = max(1, flat.numel() // 8)
+    return tensor.data_ptr(), tuple(flat[: 8 * step + 1 : step].tolist())
