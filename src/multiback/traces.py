@@ -5,6 +5,7 @@ in whole bytes, counts are integers. Everything is bounded: sites and evidence a
 program, and times as sums and histograms, however many calls there were.
 """
 
+from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any, Literal, TypeAlias
 
@@ -65,6 +66,7 @@ class Site(msgspec.Struct, kw_only=True):
     ----------
     histogram : calls by the power of two of their microseconds: entry i holds those below 2^i.
     by_index : the first eight call indices on one graph.
+    first_seconds : of the first call; where several processes have called, the mean of their first calls.
     accumulating_calls : calls that added to a `.grad` which an earlier call of the site had left.
     nodes, saved_bytes : of the graph at the first and at the last call that was walked, and the most.
     rows : rows of the shared part of a graph that carried something, and all of them.
@@ -75,6 +77,7 @@ class Site(msgspec.Struct, kw_only=True):
     calls: int = 0
     seconds: float = 0.0
     first_seconds: float = 0.0
+    processes: int = 1
     least_seconds: float = float("inf")
     most_seconds: float = 0.0
     histogram: list[int] = msgspec.field(default_factory=lambda: [0] * 40)
@@ -106,6 +109,12 @@ class Site(msgspec.Struct, kw_only=True):
         place.calls += 1
         place.seconds += seconds
 
+    @property
+    def later_seconds(self) -> float | None:
+        """The mean of the calls after each process's first; None where there was none."""
+        later = self.calls - self.processes
+        return (self.seconds - self.first_seconds * self.processes) / later if later > 0 else None
+
     def merge(self, other: "Site") -> None:
         """Add another process's calls from the same place."""
         for name in ("calls", "seconds", "faults", "retaining_calls", "creating_calls", "accumulating_calls"):
@@ -113,7 +122,10 @@ class Site(msgspec.Struct, kw_only=True):
         for name in ("walked_calls", "rows_used", "rows_all", "errors"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.least_seconds = min(self.least_seconds, other.least_seconds)
-        for name in ("most_seconds", "first_seconds", "first_faults", "most_nodes", "saved_bytes"):
+        both = self.processes + other.processes
+        weighted = self.first_seconds * self.processes + other.first_seconds * other.processes
+        self.first_seconds, self.processes = weighted / both, both
+        for name in ("most_seconds", "first_faults", "most_nodes", "saved_bytes"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
         self.histogram = [one + two for one, two in zip(self.histogram, other.histogram, strict=True)]
         for mine, theirs in zip(self.by_index, other.by_index, strict=True):
@@ -153,6 +165,24 @@ class Finding(msgspec.Struct, kw_only=True):
     remedy: str
     seconds: float | None = None
     bytes: int | None = None
+
+
+FromEvidence: TypeAlias = dict[Code, Callable[[Evidence], Finding | None]]
+
+
+def finding(evidence: Evidence, said: str, remedy: str, *, level: Level = "finding", **cost: float | None) -> Finding:
+    """What is said of a piece of evidence."""
+    held = cost.get("bytes")
+    return Finding(
+        code=evidence.code,
+        level=level,
+        place=evidence.place,
+        count=evidence.count,
+        said=said,
+        remedy=remedy,
+        seconds=cost.get("seconds"),
+        bytes=None if held is None else int(held),
+    )
 
 
 class TraceRecord(msgspec.Struct, kw_only=True):
@@ -226,7 +256,7 @@ def merged(records: list[TraceRecord]) -> TraceRecord:
     _compare_ranks(records, evidence)
     return msgspec.structs.replace(
         first,
-        processes=sum(record.processes for record in records),
+        processes=max(1, sum(record.processes for record in records if record.sites or record.steps)),
         steps=max(record.steps for record in records),
         sites=list(sites.values()),
         evidence=list(evidence.values()),

@@ -244,6 +244,27 @@ def test_records_of_several_processes_are_one_and_ranks_are_compared(net):
     assert "They differed by 67% here" in said
 
 
+def test_kept_graphs_are_followed_for_whole_steps_and_the_saving_is_of_all(net, monkeypatch):
+    monkeypatch.setattr(recorder.Recording, "_spares", lambda _: False)
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    with mb.trace() as traced:
+        for _ in range(100):
+            optimizer.zero_grad()
+            hidden = net(torch.randn(6, 4))
+            for power in (1, 2, 3):
+                (hidden**power).sum().backward(retain_graph=power < 3)
+            optimizer.step()
+    (site,) = traced.sites
+    assert site.calls == 300
+    assert site.walked_calls == 66  # the first 64, and those that finish their graph
+    assert site.accumulating_calls == 200
+    (found,) = (one for one in traced.findings if one.code == "repeated-traversal")
+    assert found.count == 100
+    assert "300 calls traversed 100 kept graphs" in found.said
+    assert found.seconds < site.seconds
+    assert codes(traced) == ["repeated-traversal"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "cold"),
     [

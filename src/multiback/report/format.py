@@ -30,6 +30,11 @@ def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
 
+def counted(number: int, noun: str) -> str:
+    """A count of things: "1 row", "1,200 rows"."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def flops(value: int | None) -> str:
     """Floating-point operations, in thousands (k), millions (M) or milliards (G)."""
     if value is None:
@@ -48,6 +53,8 @@ def times(ratio: float) -> str:
 def percent(share: float) -> str:
     """A relative difference as `3.6%`, without its sign."""
     value = abs(share) * 100
+    if 99 <= value < 100:  # what is not all is not said to be
+        return f"{min(value, 99.9):.1f}%"
     return f"{value:.0f}%" if value >= 10 else f"{f'{value:.1f}'.removesuffix('.0')}%"
 
 

@@ -1,6 +1,7 @@
 """One backward call as the recorder holds it, and the graphs that are kept for further calls."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,11 @@ class Call:
     numbers : sequence numbers of its graph's nodes; None where it was not walked, or is no longer needed.
     ended : this thread's clock of operations afterwards.
     names : by node, what the caller's names held.
+    thread : a number of its own for each thread, which no later one gets.
+    step : optimiser steps before it.
+    listening : seconds that the recorder's own hooks took inside it.
+    weight : which part of what it ran from the first shared node on was shared, by nodes.
+    chosen : whether it gave cotangents of its own, as a root of several elements must.
     stale : leaves that had changed since its graph used them.
     tied : whether it left a `.grad` that has a graph itself.
     consumers : by leaf, the oldest node that uses it.
@@ -29,7 +35,9 @@ class Call:
     thread: int
     retain: bool
     create: bool
-    names: dict[int, str]
+    names: dict[int, str] = field(default_factory=dict)
+    step: int = 0
+    chosen: bool = False
     numbers: Collection[int] | None = None
     least: int = 0
     root: int = -1
@@ -37,6 +45,7 @@ class Call:
     selecting: int = 0
     ended: int = 0
     seconds: float = 0.0
+    listening: float = 0.0
     faults: int = 0
     finished_at: float = 0.0
     saved_bytes: int = 0
@@ -44,6 +53,7 @@ class Call:
     story: "Story | None" = None
     fingerprints: dict[int, Any] = field(default_factory=dict)
     entered_at: float | None = None
+    weight: float = 1.0
     rows: dict[int, tuple[int, int]] = field(default_factory=dict)
     norm_rows: tuple[int, int] | None = None
     cleared: bool = False
@@ -60,6 +70,8 @@ class Story:
     ----------
     repeated_seconds : spent on nodes that an earlier call had been through.
     cleared : whether some `.grad` was taken away or zeroed between calls, so that they were kept apart.
+    stepped : whether an optimiser stepped between them.
+    shared : what the program calls a tensor that they share.
     rows : by call, rows that carried something where the shared part begins, and all rows there.
     """
 
@@ -71,6 +83,9 @@ class Story:
     places: set[Place] = field(default_factory=set)
     last: Place | None = None
     cleared: bool = False
+    chosen: bool = False
+    stepped: bool = False
+    shared: str = ""
     second_order: bool = False
     selecting: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
@@ -86,11 +101,12 @@ class Story:
         self.second_order |= call.create
         self.selecting += call.selecting
         if call.entered_at is not None:
-            self.repeated_seconds += call.finished_at - call.entered_at
+            self.repeated_seconds += call.weight * max(0.0, call.finished_at - call.entered_at - call.listening)
         if call.rows and len(self.rows) < 4096:
             self.rows.append(max(call.rows.values(), key=lambda pair: pair[1]))
         self.norm_rows = call.norm_rows or self.norm_rows
         self.cleared |= call.cleared
+        self.chosen |= call.chosen and call is not self.first
 
     def close(self, see: Callable[[Evidence], None]) -> None:
         """Tell what all its calls together show."""
@@ -98,16 +114,23 @@ class Story:
         if self.calls < 2 or self.second_order:
             return
         apart = self.cleared or "grad" in self.kinds
+        sparse = [pair for pair in self.rows if pair[0] < pair[1]]
+        slices = bool(sparse) and self.selecting > 0 and 2 * len(sparse) >= len(self.rows)
         see(
             Evidence(
                 code="repeated-traversal",
                 place=where,
                 sums={"traversals": self.calls, "seconds": self.seconds, "repeated": self.repeated_seconds},
-                example={"apart": apart, "kinds": sorted(self.kinds), "calls": self.calls},
+                example={
+                    "apart": apart,
+                    "slices": slices,
+                    "chosen": self.chosen,
+                    "stepped": self.stepped,
+                    "shared": self.shared,
+                },
             )
         )
-        sparse = [pair for pair in self.rows if pair[0] < pair[1]]
-        if not sparse or not self.selecting or 2 * len(sparse) < len(self.rows):
+        if not slices:
             return
         used, everything = sum(pair[0] for pair in sparse), sum(pair[1] for pair in sparse)
         see(
@@ -124,15 +147,12 @@ class Story:
 
 
 class Token:
-    """Lives in a kept graph's own dictionary; its end is the graph's."""
+    """Lives in a kept graph's own dictionary; its end is the graph's, and goes into a list, without any lock."""
 
-    __slots__ = ("_call", "_died")
+    __slots__ = ("_dead", "_number")
 
-    def __init__(self, call: Call, died: Callable[[Call, float], None]) -> None:
-        self._call, self._died = call, died
+    def __init__(self, call: Call, dead: "deque[tuple[int, float]]") -> None:
+        self._number, self._dead = call.number, dead
 
     def __del__(self) -> None:
-        try:
-            self._died(self._call, time.perf_counter())
-        except Exception:  # noqa: S110 - at the end of the process nothing is left to tell
-            pass
+        self._dead.append((self._number, time.perf_counter()))

@@ -7,7 +7,7 @@ from multiback.errors import ExplainedError
 from multiback.report import console
 from multiback.report import trace as report
 from multiback.traces import Finding, Site, TraceRecord
-from multiback.tracing.recorder import Recording, start
+from multiback.tracing.recorder import BLOCK_LEFT, EXPLANATION, Recording, start
 
 _EXPLAINED = ("freed-graph", "changed-in-place")
 
@@ -30,7 +30,7 @@ class Trace:
     def record(self) -> TraceRecord:
         """What was recorded; asking for it ends the recording."""
         if self._record is None:
-            self._record = self._recording.finish("block left")
+            self._record = self._recording.finish(BLOCK_LEFT)
         return self._record
 
     @property
@@ -42,6 +42,10 @@ class Trace:
     def sites(self) -> list[Site]:
         """Of the record."""
         return self.record.sites
+
+    def __repr__(self) -> str:
+        """The report, as a notebook shows it."""
+        return str(self)
 
     def __str__(self) -> str:
         return console.text_of(report.build(self.record))
@@ -70,9 +74,13 @@ def trace() -> Generator[Trace]:
     >>> [finding.code for finding in traced.findings]
     ['needless-retain']
     """
-    made = Trace(start())
+    recording = start()
+    made = Trace(recording)
     try:
         yield made
+    except BaseException as error:
+        recording.finish(type(error).__name__)
+        raise
     finally:
         _ = made.record
 
@@ -107,10 +115,11 @@ def explained() -> Generator[None]:
         yield
     except RuntimeError as error:
         record = recording.finish(type(error).__name__)
-        found = [one for one in record.findings if one.code in _EXPLAINED]
+        where = error.__dict__.get(EXPLANATION)
+        found = [one for one in record.findings if one.code in _EXPLAINED and str(one.place) == where]
         if not found or isinstance(error, ExplainedError):
             raise
-        last = found[-1]
-        raise ExplainedError(f"{str(error).splitlines()[0]} -- {last.said} {last.remedy}") from error
+        first = str(error).splitlines()[0].partition(". ")[0]
+        raise ExplainedError(f"{first}. {found[0].said} {found[0].remedy}") from error
     finally:
-        recording.finish("block left")
+        recording.finish(BLOCK_LEFT)

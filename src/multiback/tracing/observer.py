@@ -1,8 +1,7 @@
 """What one process's calls show, as they come: sites, evidence, and the state that both rest on."""
 
+import itertools
 import threading
-import time
-from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -14,17 +13,18 @@ from torch._C._autograd import _get_sequence_nr as clock
 from multiback.cuts.naming import name_of
 from multiback.traces import Evidence, Place, Site
 from multiback.tracing import listening, places, postmortem
-from multiback.tracing.calls import Call, Story, Token
+from multiback.tracing.calls import Call
 from multiback.tracing.growth import Growth
+from multiback.tracing.kept import Kept, in_few_bytes
 from multiback.tracing.means import Means
 from multiback.tracing.parameters import Parameters, Used, grad_of
 from multiback.tracing.ranks import Ranks
-from multiback.tracing.walking import Walked, fingerprints, roots_of, saved_bytes, walk
+from multiback.tracing.walking import Walked, given_outputs, roots_of, walk
 
 _WALKED_CALLS = 3  # of every site, whatever they cost
 _COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
 _REMEMBERED = 256  # calls
-_MOST_SITES = 2000
+_MOST_PLACES = 2000
 _MOST_OPTIMISERS = 64
 _MOST_NODES = 4096  # of a remembered call
 
@@ -35,21 +35,18 @@ class Observer:
     `spare` says whether recording has taken so little time that a walk may be afforded.
     """
 
-    def __init__(self, spare: Callable[[], bool], ranks: Ranks) -> None:
+    def __init__(self, spare: Callable[[], bool]) -> None:
         self.sites: dict[tuple[Place, str], Site] = {}
         self.evidence: dict[tuple[str, Place], Evidence] = {}
         self.unobserved: set[str] = set()
         self.steps = 0
-        self.closed = False
-        self.lock = threading.RLock()
-        self._spare, self._ranks = spare, ranks
-        self._parameters, self._means = Parameters(), Means()
-        self._kept: dict[int, Call] = {}
-        self._stories: dict[int, Story] = {}
+        self.ranks = Ranks()
+        self._spare = spare
+        self._parameters, self._means, self._growth, self._kept = Parameters(), Means(), Growth(), Kept()
         self._calls: deque[Call] = deque(maxlen=_REMEMBERED)
-        self._growth = Growth()
         self._used: dict[int, Used] = {}
-        self._number = 0
+        self._numbers, self._threads, self._local = itertools.count(1), itertools.count(), threading.local()
+        self._resting: tuple[int, int] | None = None  # thread and step whose kept graphs are not followed
 
     # ---- a call ----------------------------------------------------------------------------
 
@@ -58,124 +55,101 @@ class Observer:
     ) -> tuple[Call, Walked | None]:
         """A call is about to run: what can be known of it; hooks that are to be removed go into `handles`."""
         _, retain, create, inputs, *_ = (*args, None, None, None, None)
+        self._kept.bury(self._see)
         frame = places.caller(places.current())
-        self._number += 1
         call = Call(
-            number=self._number,
+            number=next(self._numbers),
             kind="backward" if options.get("accumulate_grad") else "grad",
             place=places.place_of(frame),
-            thread=threading.get_ident(),
+            thread=self._thread(),
             retain=bool(retain),
             create=bool(create),
-            names=places.names_in(frame),
+            step=self.steps,
+            chosen=any(isinstance(one, Tensor) and one.numel() > 1 for one in given_outputs(outputs)),
         )
-        if not self._wants_walk(call) or places.in_library_loop(places.current()):
-            roots = roots_of(outputs)
-            call.root = max((root._sequence_nr() for root in roots), default=-1)
+        if self._counts(call):
+            call.names = places.names_in(frame)
+        if places.in_library_loop(places.current()):
+            self.inside(outputs, inputs or ())
+            return call, None
+        if not self._wants_walk(call):
+            call.root = max((root._sequence_nr() for root in roots_of(outputs)), default=-1)
             followed = self._parameters.followed(call)
             self._parameters.before(followed, call)
             call.followed_grad = next(map(grad_of, followed), None)
             return call, None
-        walked = walk(roots_of(outputs))
+        walked = walk(roots_of(outputs), inputs or ())
         if walked.compiled:
-            self.unobserved.add(f"{call.place}: what a compiled function does inside its backward")
-        if inputs:
-            wanted = {id(one) for one in inputs if isinstance(one, Tensor)}
-            walked.leaves = {key: leaf for key, leaf in walked.leaves.items() if key in wanted}
+            self._cannot_see(f"{call.place}: what a compiled function does inside its backward")
         call.numbers, call.least, call.root = walked.numbers, walked.least, walked.root
-        call.consumers, call.selecting = walked.consumers, walked.selecting
-        self._look_for_kept(call, walked, handles)
+        shared = self._look_for_kept(call, walked, handles)
         self._look_for_stale(call, walked)
-        handles += self._means.hook(call, walked, self.steps)
+        if self._counts(call):
+            handles += self._means.hook(call, walked, self.steps)
         if call.kind == "backward":
             self._parameters.before(walked.leaves.values(), call)
         if call.retain or call.create:
-            self._keep(call, walked)
+            self._kept.keep(call, walked, shared, measure=self._counts(call))
         return call, walked
 
+    def inside(self, outputs: Any, inputs: Any) -> None:
+        """A call that is not recorded, inside another one or a library's own: graphs that it uses are in use."""
+        if self._kept:
+            self._kept.look_only(walk(roots_of(outputs), inputs or ()), self._thread())
+
+    def _thread(self) -> int:
+        """The number of the thread that calls; a thread that begins later has another, unlike the interpreter's."""
+        if not hasattr(self._local, "number"):
+            self._local.number = next(self._threads)
+        return int(self._local.number)
+
     def _wants_walk(self, call: Call) -> bool:
-        """The first calls of a site always; where a graph is kept, always; else as time allows."""
+        """The first calls of a site always, more where they keep a graph; all on a kept graph that is followed.
+
+        Of later ones as many as time allows; where they keep a graph, all of a step or none.
+        """
         site = self.sites.get((call.place, call.kind))
-        if site is None or site.walked_calls < _WALKED_CALLS or call.retain or call.create:
+        if site is None or site.walked_calls < _WALKED_CALLS or call.create or self._kept.any_of(call.thread):
             return True
-        if any(one.thread == call.thread for one in self._kept.values()):
+        if not call.retain:
+            return (site.walked_calls < 16 and self._growth.suspects(call)) or self._spare()
+        if not self.steps or site.calls < _COUNTED_CALLS:
             return True
-        return (site.walked_calls < 16 and self._growth.suspects(call)) or self._spare()
+        if self._resting == (call.thread, self.steps):
+            return False
+        wanted = self._spare()
+        if not wanted:
+            self._resting = (call.thread, self.steps)
+        return wanted
 
     def _counts(self, call: Call) -> bool:
         """Whether to look closely, whatever that costs: in the first calls of a site; later as time allows."""
         site = self.sites.get((call.place, call.kind))
         return site is None or site.calls < _COUNTED_CALLS or self._spare()
 
-    def _look_for_kept(self, call: Call, walked: Walked, handles: list[Any]) -> None:
-        """Whether this graph shares nodes with one that is kept, and what enters the shared part."""
-        shared, mine = set[int](), walked.nodes.keys()
-        for kept in list(self._kept.values()):
-            if kept.thread != call.thread or not kept.numbers or kept.root < call.least or call.root < kept.least:
-                continue
-            both = mine & kept.numbers
-            if both:
-                kept.reused = True
-                shared |= both
-                if kept.story is None:
-                    kept.story = self._stories.setdefault(kept.number, Story(kept))
-                    kept.story.add(kept)
-                call.story = kept.story
+    def _look_for_kept(self, call: Call, walked: Walked, handles: list[Any]) -> set[int]:
+        """The nodes that are shared with graphs that are kept; hooks where the call enters them."""
+        shared = self._kept.look(call, walked)
         if call.story is None:
-            if call.kind == "grad" and walked.selecting and walked.batch_norms:
-                handles += listening.around_norm(call, walked)
-            return
-        counting = self._counts(call)
-        for number in listening.entrances(walked, shared):
-            handles.append(walked.nodes[number].register_prehook(listening.heard(call, number, counting=counting)))
+            return shared
+        entrances = listening.entrances(walked, shared)
+        call.selecting = sum(number not in shared or number in entrances for number in walked.selecting)
+        for number in entrances:
+            node = walked.nodes[number]
+            handles.append(node.register_prehook(listening.heard(call, number, node, counting=self._counts(call))))
+        if call.story.first.step < call.step and not call.story.stepped:
+            call.story.stepped = True
+            known = {**self._remembered(), **call.names}
+            call.story.shared = next((known[number] for number in sorted(entrances) if number in known), "")
         norms = [number for number in walked.batch_norms if number in shared]
         if norms:
             handles.append(walked.nodes[min(norms)].register_hook(listening.below_norm(call)))
+        return shared
 
     def _look_for_stale(self, call: Call, walked: Walked) -> None:
-        found = self._parameters.stale(walked, call)
-        if not found and call.story is not None:
-            found = self._parameters.edited(walked, call, call.story.first, few=not self._counts(call))
-        call.stale = found
-
-    def _keep(self, call: Call, walked: Walked) -> None:
-        """Follow a graph that outlives the call."""
-        site = self.sites.get((call.place, call.kind))
-        if call.story is not None:
-            call.saved_bytes = call.story.first.saved_bytes
-        elif site is not None and site.walked_calls > _WALKED_CALLS and site.last_nodes == len(walked.nodes):
-            call.saved_bytes = site.saved_bytes  # as the last graphs of this size
-        else:
-            call.saved_bytes = saved_bytes(walked)
-        if call.retain and call.story is None:
-            call.fingerprints = fingerprints(walked, call.number)
-        token = Token(call, self._died)
-        for number in {walked.root, walked.least} & walked.nodes.keys():
-            walked.nodes[number].metadata[f"multiback {call.number}"] = token
-        self._kept[call.number] = call
-
-    def _died(self, call: Call, when: float) -> None:
-        """A kept graph is gone."""
-        with self.lock:
-            self._kept.pop(call.number, None)
-            if self.closed:
-                return
-            if call.story is not None:
-                story = self._stories.pop(call.story.first.number, None)
-                if story is not None and call.story.first is call:
-                    story.close(self._see)
-                elif story is not None:
-                    self._stories[call.story.first.number] = story
-            if call.retain and not call.create and not call.reused and call.story is None and call.finished_at:
-                self._see(
-                    Evidence(
-                        code="needless-retain",
-                        place=call.place,
-                        sums={"bytes": call.saved_bytes, "held_seconds": when - call.finished_at},
-                        example={"bytes": call.saved_bytes},
-                    )
-                )
-            call.numbers = None
+        call.stale = self._parameters.stale(walked, call)
+        if not call.stale and call.story is not None:
+            call.stale = self._parameters.edited(walked, call, call.story.first, few=not self._counts(call))
 
     def after(self, call: Call, walked: Walked | None, outputs: Any, failure: BaseException | None) -> None:
         """It has run, or failed."""
@@ -183,7 +157,8 @@ class Observer:
         key = (call.place, call.kind)
         site = self.sites.get(key)
         if site is None:
-            if len(self.sites) >= _MOST_SITES:
+            if len(self.sites) >= _MOST_PLACES:
+                self._cannot_see(f"calls from more than {_MOST_PLACES:,} places")
                 return
             site = self.sites[key] = Site(place=call.place, kind=call.kind)
         index = 1 if call.story is None else call.story.calls + 1
@@ -193,13 +168,21 @@ class Observer:
         site.errors += failure is not None
         self._calls.append(call)
         if failure is not None:
+            call.stale.clear()  # holds parameters
+            self._kept.failed(call)
             self._explain(call, outputs, failure)
-            return
+        else:
+            self._kept.tell_unused(self._see)
+            self._succeeded(call, walked, site, outputs)
+        if call.numbers is not None:
+            call.numbers = None if len(call.numbers) > _MOST_NODES else in_few_bytes(call.numbers)
+
+    def _succeeded(self, call: Call, walked: Walked | None, site: Site, outputs: Any) -> None:
         if walked is None:
             followed = self._parameters.followed(call)
             self._accumulate(site, call, [leaf for leaf in followed if grad_of(leaf) != call.followed_grad])
             return
-        nodes = len(walked.nodes)
+        nodes, leaves = len(walked.nodes), list(walked.leaves.values())
         site.first_nodes = site.first_nodes or nodes
         site.last_nodes, site.most_nodes = nodes, max(site.most_nodes, nodes)
         site.walked_calls += 1
@@ -209,23 +192,14 @@ class Observer:
             site.rows_all += everything
         if call.story is not None:
             call.story.add(call)
-        elif call.norm_rows is not None and call.rows:
-            used, everything = next(iter(call.rows.values()))
-            if used < call.norm_rows[0]:
-                example = {"in": used, "out": call.norm_rows[0], "rows": everything}
-                self._see(Evidence(code="coupled-rows", place=call.place, example=example))
         self._tell_stale(call)
         self._look_for_growth(call, nodes, outputs)
-        leaves = list(walked.leaves.values())
         self._accumulate(site, call, leaves)
         if call.kind == "backward":
-            self._ranks.after(leaves, call.place, self._see)
+            self.ranks.after(leaves, call.place, self._see)
             self._means.tell(call.place, self.steps, self._see)
             self._parameters.follow(leaves, call)
-        if call.create and call.kind == "backward" and any(getattr(leaf.grad, "grad_fn", None) for leaf in leaves):
-            call.tied = True
-        if not (call.retain or call.create):
-            call.numbers = None if nodes > _MOST_NODES else array("Q", call.numbers or ())  # 8 bytes each
+            call.tied = call.create and any(getattr(leaf.grad, "grad_fn", None) is not None for leaf in leaves)
 
     def _accumulate(self, site: Site, call: Call, leaves: list[Tensor]) -> None:
         """These leaves were reached."""
@@ -235,9 +209,17 @@ class Observer:
     # ---- what a call shows -----------------------------------------------------------------
 
     def _see(self, evidence: Evidence) -> None:
-        known = self.evidence.setdefault((evidence.code, evidence.place), evidence)
+        key = (evidence.code, evidence.place)
+        if key not in self.evidence and len(self.evidence) >= _MOST_PLACES:
+            self._cannot_see(f"what bears on findings at more than {_MOST_PLACES:,} places")
+            return
+        known = self.evidence.setdefault(key, evidence)
         if known is not evidence:
             known.merge(evidence)
+
+    def _cannot_see(self, what: str) -> None:
+        if len(self.unobserved) < _MOST_PLACES:
+            self.unobserved.add(what)
 
     def _tell_stale(self, call: Call) -> None:
         if not call.stale:
@@ -245,9 +227,8 @@ class Observer:
         found = list(call.stale)
         call.stale.clear()
         leaf, how, place = found[0]
-        first = ("stale-gradient", call.place) not in self.evidence
         example = {"how": how, "by": "" if place is None else place.short, "leaves": len(found)}
-        if first:
+        if ("stale-gradient", call.place) not in self.evidence:
             example["name"] = name_of(leaf)
         self._see(Evidence(code="stale-gradient", place=call.place, example=example))
 
@@ -257,8 +238,8 @@ class Observer:
             roots = roots_of(outputs)
             walked = walk(roots)
             old = {number for number in walked.nodes if number < grown.before}
-            carried = postmortem.surviving(walked, roots, old, self._remembered())["survivors"]
-            example = {"nodes": grown.sizes, "calls": grown.calls, "carried": carried}
+            found = postmortem.surviving(walked, roots, old, self._remembered())
+            example = {"nodes": grown.sizes, "calls": grown.calls, "retain": call.retain, **found}
             self._see(Evidence(code="growing-graph", place=call.place, example=example))
 
     def _explain(self, call: Call, outputs: Any, failure: BaseException) -> None:
@@ -277,14 +258,19 @@ class Observer:
             }
             self._see(Evidence(code="freed-graph", place=call.place, example=example))
         elif postmortem.IN_PLACE in text:
-            found = postmortem.changed(walk(roots))
+            walked = walk(roots)
+            found = postmortem.changed(walked)
             leaves = [leaf for _, _, leaf in found if leaf is not None]
-            steps = [self._parameters.of(leaf).stepped for leaf in leaves]
+            steps = [step for step in (self._parameters.of(leaf).stepped for leaf in leaves) if step is not None]
+            old = {number for number in walked.nodes if steps and number < steps[0][1]}
+            carried = postmortem.surviving(walked, roots, old, self._remembered()) if old else {}
             example = {
                 "names": [name_of(leaf) for leaf in leaves[:3]],
                 "operations": [name for name, _, _ in found[:3]],
                 "shapes": [shape for _, shape, _ in found[:3]],
-                "by": next((step[2].short for step in steps if step is not None), ""),
+                "by": steps[0][2].short if steps else "",
+                "edits": postmortem.edits() if not leaves else None,
+                "carried": carried if carried.get("fresh") else {},
             }
             self._see(Evidence(code="changed-in-place", place=call.place, example=example))
 
@@ -298,7 +284,7 @@ class Observer:
 
     # ---- steps, and the end ----------------------------------------------------------------
 
-    def before_step(self, optimizer: Any, _args: Any, _options: Any) -> None:
+    def before_step(self, optimizer: Any) -> None:
         """An optimiser is about to step, with the gradients that calls have left."""
         leaves = [leaf for group in optimizer.param_groups for leaf in group["params"]]
         left = self._parameters.left_in(leaves)
@@ -314,33 +300,28 @@ class Observer:
         if len(self._used) > _MOST_OPTIMISERS:
             self._used.pop(next(iter(self._used)))
 
-    def after_step(self, optimizer: Any, _args: Any, _options: Any) -> None:
+    def after_step(self, optimizer: Any) -> None:
         """It has stepped."""
         self.steps += 1
         if torch._C._current_graph_task_id() == -1:
             leaves = [leaf for group in optimizer.param_groups for leaf in group["params"] if leaf.grad is not None]
             place = places.place_of(places.caller(places.current()))
-            self._parameters.stepped(leaves, threading.get_ident(), place)
+            self._parameters.stepped(leaves, self._thread(), place)
 
-    def close(self) -> None:
-        """Graphs that are still kept, and memory tied up in gradients of gradients; nothing is seen afterwards."""
-        for story in list(self._stories.values()):
-            story.close(self._see)
-        tied: dict[Place, list[Call]] = {}
-        for call in self._kept.values():
-            if call.tied:
-                tied.setdefault(call.place, []).append(call)
-            elif call.retain and not call.create and not call.reused and call.story is None:
-                self._see(
-                    Evidence(
-                        code="needless-retain",
-                        place=call.place,
-                        sums={"bytes": call.saved_bytes, "held_seconds": time.perf_counter() - call.finished_at},
-                        example={"bytes": call.saved_bytes, "to_exit": True},
-                    )
-                )
-        for place, calls in tied.items():
-            if len(calls) > 1:
-                stuck = sum(call.saved_bytes for call in calls)
-                self._see(Evidence(code="create-graph-cycle", place=place, count=len(calls), sums={"bytes": stuck}))
-        self.closed = True
+    def close(self, *, broken: bool = False, stopped: bool = False) -> None:
+        """Graphs that are still kept, and memory tied up in gradients of gradients.
+
+        Where an error ended the recording, or it was `stopped` under way, graphs that are there might have been used.
+        """
+        self._kept.close(self._see, broken=broken, stopped=stopped)
+        tied = [call for call in self._kept.calls() if call.tied]
+        if len(tied) > 1 and (len({call.step for call in tied}) > 1 or not self.steps):
+            stuck: dict[str, float] = {"bytes": sum(call.saved_bytes for call in tied)}
+            self._see(Evidence(code="create-graph-cycle", place=tied[0].place, count=len(tied), sums=stuck))
+        for code, place in list(self.evidence):
+            if code == "needless-retain" and not self._kept.may_leave_out(place):
+                del self.evidence[code, place]
+
+    def has_tied(self) -> bool:
+        """Whether some `.grad` has a graph of its own, which only a garbage collection may free."""
+        return any(call.tied for call in self._kept.calls())

@@ -11,7 +11,8 @@ from torch._C._autograd import _get_sequence_nr as clock
 
 from multiback.traces import Place
 from multiback.tracing.calls import Call
-from multiback.tracing.walking import NO_NUMBER, Walked, fingerprint
+from multiback.tracing.kept import others_compute
+from multiback.tracing.walking import NO_NUMBER, Walked, fingerprint, is_zero
 
 _MOST_CONTRIBUTIONS = 64
 
@@ -68,6 +69,8 @@ class Parameters:
     def stale(self, walked: Walked, call: Call) -> list[tuple[Tensor, str, Place | None]]:
         """Leaves that have changed since a node of this graph used them: how, and where."""
         found: list[tuple[Tensor, str, Place | None]] = []
+        if walked.mixed or others_compute():  # numbers are counted by thread, and a graph does not tell its own
+            return found
         for key, leaf in walked.leaves.items():
             known, used = self.of(leaf), walked.consumers.get(key, NO_NUMBER)
             if known.stepped is not None and known.stepped[0] == call.thread and used < known.stepped[1]:
@@ -81,25 +84,29 @@ class Parameters:
     def edited(self, walked: Walked, call: Call, kept: Call, *, few: bool) -> list[tuple[Tensor, str, Place | None]]:
         """Leaves whose values have changed since the call that kept this graph, without a new version.
 
-        `few` looks at two of those that it had looked at, each time others.
+        `few` looks at one of those that it had looked at, each time another.
         """
         known = [k for k in kept.fingerprints if k in walked.leaves and walked.consumers[k] < kept.ended]
         if few and known:
-            known = [known[(2 * call.number + place) % len(known)] for place in (0, 1)]
+            known = [known[call.number % len(known)]]
         leaves = [(walked.leaves[key], kept.fingerprints[key]) for key in known]
         return [(leaf, "data", kept.place) for leaf, then in leaves if then != fingerprint(leaf)]
 
     def before(self, leaves: Iterable[Tensor], call: Call) -> None:
-        """Forget what `.grad` held, where it has been taken away or zeroed since."""
+        """Forget what `.grad` held, where it has been taken away or zeroed since.
+
+        The call is `cleared` where that was left by an earlier call on its own graph: they are kept apart.
+        """
         for leaf in leaves:
-            known, grad = self.of(leaf), leaf.grad
-            if grad is None:
+            known, grad = self.of(leaf), grad_of(leaf)
+            if known.left and (grad is None or (known.grad not in (None, grad) and self._is_reset(leaf, known))):
+                call.cleared |= call.story is not None and any(one.story is call.story for one in known.left)
                 known.left.clear()
-            elif known.grad is None or known.grad == grad_of(leaf):
-                continue
-            elif known.grad[0] != id(grad) or _is_zero(grad):
-                known.left.clear()
-        call.cleared = any(not self.of(leaf).left for leaf in leaves)
+
+    @staticmethod
+    def _is_reset(leaf: Tensor, known: Known) -> bool:
+        grad = leaf.grad
+        return grad is None or known.grad is None or known.grad[0] != id(grad) or is_zero(grad)
 
     def follow(self, leaves: Iterable[Tensor], call: Call) -> None:
         """Choose the leaf by which calls of this place that are not walked are followed."""
@@ -127,8 +134,12 @@ class Parameters:
                 known.grad = grad_of(leaf)
 
     def left_in(self, leaves: list[Any]) -> list[Call]:
-        """The calls whose gradients are in the leaves' `.grad`, each once."""
-        found = {call.number: call for leaf in leaves if leaf.grad is not None for call in self.of(leaf).left}
+        """The calls whose gradients are in the leaves' `.grad`, each once; of those that are as a call left them."""
+        found: dict[int, Call] = {}
+        for leaf in leaves:
+            known, grad = self.of(leaf), grad_of(leaf)
+            if grad is not None and known.grad == grad:
+                found.update({call.number: call for call in known.left})
         return list(found.values())
 
 
@@ -136,8 +147,3 @@ def grad_of(leaf: Tensor) -> tuple[int, int] | None:
     """Identity and version of `.grad`."""
     grad = leaf.grad
     return None if grad is None else (id(grad), grad._version)
-
-
-def _is_zero(grad: Tensor) -> bool:
-    """Whether a gradient is zero throughout; a few elements tell nearly always that it is not."""
-    return not any(fingerprint(grad)[1]) and not bool(grad.any())

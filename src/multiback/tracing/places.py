@@ -19,9 +19,14 @@ from multiback.traces import Place
 _OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, multiback.__file__))
 _LIBRARY = ("<frozen", sysconfig.get_paths()["stdlib"] + os.sep)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_JACOBIAN = os.path.join("torch", "autograd", "functional.py")
+_LOOPS = tuple(os.path.join("torch", "autograd", name) for name in ("functional.py", "gradcheck.py"))
 _INSTALLED = ("site-packages", "dist-packages")
-_MOST_NAMES, _MOST_ITEMS = 200, 200
+_MOST_NAMES, _MOST_LOOKED_AT = 200, 400
+_WATCHING = ("__torch_function__", "__torch_dispatch__")
+_LOCALS_APART = (3, 13)  # from here on f_locals is a view of its own
+_PYTEST = "@py_builtins"  # in whose rewritten assertions locals() stands in the message alone
+_SHOWING_LOCALS = frozenset({"locals", "exec", "eval", "vars", "dir"})
+_IN_PLACE_ON_PURPOSE = ("requires_grad_", "zero_grad_", "retain_grad_", "detach_")
 _ONLY_OURS = 4  # the frame's reference, the caller's, the parameter's and the count's own
 
 
@@ -34,17 +39,17 @@ def is_outside(frame: FrameType) -> bool:
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
-    """The first frame of the program itself, from `frame` outwards."""
-    while frame is not None and is_outside(frame):
+    """The first frame of the program itself, from `frame` outwards; what only watches operations is passed by."""
+    while frame is not None and (is_outside(frame) or frame.f_code.co_name in _WATCHING):
         frame = frame.f_back
     return frame
 
 
 def in_library_loop(frame: FrameType | None) -> bool:
-    """Whether a library asks for gradients one after another on the program's behalf: torch's `jacobian`, multiback."""
+    """Whether a library asks for gradients one after another on the program's behalf, such as torch's `jacobian`."""
     while frame is not None and is_outside(frame):
         name = frame.f_code.co_filename
-        if name.endswith(_JACOBIAN) or (name.startswith(_OWN[1]) and not name.startswith(_HERE)):
+        if name.endswith(_LOOPS) or (name.startswith(_OWN[1]) and not name.startswith(_HERE)):
             return True
         frame = frame.f_back
     return False
@@ -54,22 +59,44 @@ def place_of(frame: FrameType | None) -> Place:
     """The line that a frame is at."""
     if frame is None:
         return Place("<unknown>", 0)
-    return Place(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
+    return Place(writable(frame.f_code.co_filename), frame.f_lineno, writable(frame.f_code.co_name))
+
+
+def writable(text: str) -> str:
+    """Text as a record can hold it: bytes of a name that are no UTF-8 are written as escapes."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def names_in(frame: FrameType | None) -> dict[int, str]:
     """By the sequence number of the node that made it, what the program calls a tensor; two frames' locals."""
     found: dict[int, str] = {}
     for one in (frame, frame.f_back if frame is not None else None):
-        if one is None or is_outside(one):
+        if one is None or is_outside(one) or not _may_look(one.f_code):
             continue
-        names = one.f_locals
+        names, left = one.f_locals, [_MOST_LOOKED_AT]
         for name, value in list(names.items())[:_MOST_NAMES]:
-            for path, tensor in _tensors(name, value):
-                if tensor.grad_fn is not None:
-                    found.setdefault(tensor.grad_fn._sequence_nr(), path)
+            for path, tensor in _tensors(name, value, left):
+                node = _maker(tensor)
+                if node is not None:
+                    found.setdefault(node._sequence_nr(), path)
         _let_go(one, names)
     return found
+
+
+def _may_look(code: CodeType) -> bool:
+    """Whether a function's locals can be read unnoticed: before Python 3.13 that renews the dict `locals()` gave."""
+    if sys.version_info >= _LOCALS_APART or not code.co_flags & inspect.CO_OPTIMIZED:
+        return True
+    asked = _SHOWING_LOCALS.intersection(code.co_names)
+    return not asked or (asked == {"locals"} and _PYTEST in code.co_names)
+
+
+def _maker(tensor: torch.Tensor) -> Any:
+    """The node that made a tensor; None for leaves, and where it cannot be told, as of a view that was written to."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _let_go(frame: FrameType, names: Any) -> None:
@@ -82,36 +109,72 @@ def _let_go(frame: FrameType, names: Any) -> None:
         names.clear()
 
 
-def _tensors(name: str, value: Any, depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors under a name: itself, items of short sequences and dicts, attributes of a module."""
-    if isinstance(value, torch.Tensor):
+def _tensors(name: str, value: Any, left: list[int], depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors under a name: itself, items of plain sequences and dicts, attributes of a module.
+
+    Types are looked at, never asked, so that no code of the program runs. `left` counts down what may be looked at.
+    """
+    left[0] -= 1
+    kind = type(value)
+    if left[0] < 0:
+        return
+    if issubclass(kind, torch.Tensor):
         yield name, value
-    elif depth < 2 and isinstance(value, (list, tuple)) and len(value) <= _MOST_ITEMS:
-        for place, item in enumerate(value):
-            yield from _tensors(f"{name}[{place}]", item, depth + 1)
-    elif depth < 1 and isinstance(value, dict) and len(value) <= _MOST_ITEMS and not name.startswith("__"):
-        for key, item in list(value.items()):
-            yield from _tensors(f"{name}[{key!r}]", item, depth + 1)
-    elif depth < 1 and isinstance(value, torch.nn.Module):
-        for key, item in list(vars(value).items()):
+    elif depth < 2 and kind in (list, tuple):
+        for place, item in enumerate(value[: left[0] + 1]):
+            yield from _tensors(f"{name}[{place}]", item, left, depth + 1)
+    elif depth < 1 and kind is dict and not name.startswith("__"):
+        for key, item in list(value.items()) if len(value) <= left[0] else []:
+            if type(key) in (str, int):
+                yield from _tensors(f"{name}[{key!r}]", item, left, depth + 1)
+    elif depth < 1 and issubclass(kind, torch.nn.Module):
+        state = object.__getattribute__(value, "__dict__")
+        for key, item in [*state.items(), *state.get("_buffers", {}).items()]:
             if not key.startswith("_"):
-                yield from _tensors(f"{name}.{key}", item, 1)
+                yield from _tensors(f"{name}.{key}", item, left, 1)
 
 
-def assigned(code: CodeType, name: str) -> list[int]:
-    """The lines of a function, or of a module, at which a name is assigned."""
+def kind_of(frame: FrameType, name: str) -> str:
+    """What holds the tensor of a name with an index: tuple, list or dict; empty for a plain name."""
+    if "[" not in name or not _may_look(frame.f_code):
+        return ""
+    names = frame.f_locals
+    value = names.get(name.partition("[")[0])
+    _let_go(frame, names)
+    return type(value).__name__
+
+
+def assigned(frame: FrameType, name: str) -> list[int]:
+    """The lines at which the frame's function, or module, assigns a name: the last three before where it is."""
     root = re.split(r"[.\[]", name, maxsplit=1)[0]
+    tree = _parsed(frame.f_code.co_filename)
+    if frame.f_code.co_name != "<module>":
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+        first = frame.f_code.co_firstlineno
+        own = next((node for node in tree if isinstance(node, functions) and node.lineno == first), None)
+        tree = [] if own is None else list(ast.walk(own))
+    stores = [node for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    lines = sorted({node.lineno for node in stores if node.id == root})
+    return [line for line in lines if line <= frame.f_lineno][-3:] or lines[:3]
+
+
+def edited(frame: FrameType) -> list[tuple[int, str]]:
+    """Lines of the frame's file that change something in place, such as `x += 1` or `x.relu_()`: line and text."""
+    found: dict[int, str] = {}
+    for node in _parsed(frame.f_code.co_filename):
+        method = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
+        in_place = method.endswith("_") and not method.startswith("_") and method not in _IN_PLACE_ON_PURPOSE
+        if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Call) and in_place):
+            found[node.lineno] = linecache.getline(frame.f_code.co_filename, node.lineno).strip()
+    return sorted(found.items())
+
+
+def _parsed(file: str) -> list[ast.AST]:
+    """The syntax of a whole file; nothing where there is no source."""
     try:
-        tree: ast.AST = ast.parse("".join(linecache.getlines(code.co_filename)))
-        if code.co_name != "<module>":
-            functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-            tree = next(
-                node for node in ast.walk(tree) if isinstance(node, functions) and node.lineno == code.co_firstlineno
-            )
-    except (SyntaxError, StopIteration, ValueError):
+        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+    except (SyntaxError, ValueError):
         return []
-    stores = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
-    return sorted({node.lineno for node in stores if node.id == root})
 
 
 def frames_from(frame: FrameType | None) -> Iterator[FrameType]:

@@ -10,6 +10,7 @@ from multiback.tracing import places
 from multiback.tracing.walking import NO_NUMBER, Walked
 
 SECOND_TIME = "backward through the graph a second time"
+_FEW = 4
 IN_PLACE = "modified by an inplace operation"
 
 
@@ -17,8 +18,10 @@ def freed(walked: Walked) -> set[int]:
     """The numbers of the nodes whose saved tensors an earlier traversal has freed."""
     found = set()
     for number, node in walked.nodes.items():
-        names = [name.removeprefix("_raw") for name in graph.names_saved(type(node)).tensors] or ["saved_tensors"]
-        for name in names:
+        names = graph.names_saved(type(node)).tensors
+        for name in [raw.removeprefix("_raw") for raw in names if not _is_hooked(node, raw)] or ["saved_tensors"] * (
+            not names
+        ):
             try:
                 getattr(node, name, None)
             except RuntimeError as error:
@@ -28,11 +31,22 @@ def freed(walked: Walked) -> set[int]:
     return found
 
 
+def _is_hooked(node: Any, raw: str) -> bool:
+    """Whether reading a saved value would run hooks, which are the program's; so they are after it has been freed."""
+    try:
+        values = getattr(node, raw)
+    except RuntimeError:
+        return False
+    return any(value.unpack_hook is not None for value in (values if isinstance(values, (list, tuple)) else [values]))
+
+
 def changed(walked: Walked) -> list[tuple[str, list[int], Tensor | None]]:
     """By saved tensor that was written to: the operation that saved it, its shape, and the leaf that it is."""
     found = []
     for node in walked.nodes.values():
         for raw in graph.names_saved(type(node)).tensors:
+            if _is_hooked(node, raw):
+                continue
             try:
                 getattr(node, raw.removeprefix("_raw"), None)
             except RuntimeError as error:
@@ -51,10 +65,10 @@ def _written(walked: Walked, node: Any, raw: str) -> tuple[str, list[int], Tenso
     return node.name(), list(tensor.shape), leaves[0] if leaves else None
 
 
-def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> set[int]:
-    """Of the old nodes, those from which newer ones, or the call itself, went on: what survived."""
-    pending, seen = list(roots), set[int]()
-    found = {root._sequence_nr() for root in pending if root._sequence_nr() in old}
+def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> tuple[dict[int, Any], bool]:
+    """Of the old nodes, those from which newer ones, or the call itself, went on; whether the newer use leaves."""
+    pending, seen, fresh = list(roots), set[int](), False
+    found = {root._sequence_nr(): root for root in pending if root._sequence_nr() in old}
     while pending:
         node = pending.pop()
         number = node._sequence_nr()
@@ -62,22 +76,46 @@ def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> set[int]:
             continue
         seen.add(number)
         for child, _ in node.next_functions:
-            if child is None or child._sequence_nr() == NO_NUMBER:
+            if child is None:
                 continue
-            if child._sequence_nr() in old:
-                found.add(child._sequence_nr())
+            if child._sequence_nr() == NO_NUMBER:
+                fresh = True
+            elif child._sequence_nr() in old:
+                found[child._sequence_nr()] = child
             else:
                 pending.append(child)
-    return found
+    return found, fresh
 
 
-def surviving(walked: Walked, roots: Iterable[Any], old: set[int], remembered: dict[int, str]) -> dict[str, list[Any]]:
-    """What the program calls the tensors by which the newer part hangs on old nodes, and where it assigns them."""
-    numbers = border(walked, roots, old)
+def surviving(walked: Walked, roots: Iterable[Any], old: set[int], remembered: dict[int, str]) -> dict[str, Any]:
+    """By what the newer part of a graph hangs on old nodes.
+
+    Returns
+    -------
+    dict : `survivors`, what the program calls these tensors; `lines`, where it assigns each; `kinds`, what
+        holds it, for a name with an index; `fresh`, whether the newer part uses leaves itself, as a forward
+        does and a loss does not; `scalar`, whether what survives is a scalar, such as a sum of losses.
+    """
+    numbers, fresh = border(walked, roots, old)
+    scalar = bool(numbers) and all(not _shape(node) for node in numbers.values())
+    told: dict[str, Any] = {"fresh": fresh, "scalar": scalar}
     for one in places.frames_from(places.current()):
         names = places.names_in(one)
         found = sorted({names[number] for number in numbers if number in names})
         if found:
-            return {"survivors": found, "lines": [places.assigned(one.f_code, name) for name in found]}
+            lines = [places.assigned(one, name) for name in found]
+            return {**told, "survivors": found, "lines": lines, "kinds": [places.kind_of(one, name) for name in found]}
     found = [remembered[number] for number in sorted(numbers) if number in remembered][:4]
-    return {"survivors": found, "lines": [[] for _ in found]}
+    return {**told, "survivors": found, "lines": [[] for _ in found], "kinds": ["" for _ in found]}
+
+
+def _shape(node: Any) -> tuple[int, ...]:
+    metadata = getattr(node, "_input_metadata", ())
+    return tuple(metadata[0].shape) if metadata else (1,)
+
+
+def edits() -> list[tuple[int, str]]:
+    """Lines that change something in place, in the file from which the call came; nothing where they are many."""
+    frame = next(places.frames_from(places.current()), None)
+    found = list[tuple[int, str]]() if frame is None else places.edited(frame)
+    return found if len(found) <= _FEW else []

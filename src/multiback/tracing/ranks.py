@@ -12,41 +12,22 @@ from multiback.tracing import places
 
 
 class Ranks:
-    """Watches the forwards of DDP modules; `undo` puts their class back."""
+    """What is known of the DDP modules whose forwards and backwards this process has seen."""
 
-    def __init__(self, active: Callable[[], bool], fault: Callable[[str, Exception], None]) -> None:
+    def __init__(self) -> None:
         self._modules: dict[int, tuple[weakref.ref[Any], Place, bool, int]] = {}
         self._of: dict[int, int] = {}
-        self.undo: Callable[[], None] = lambda: None
         self.checksums: dict[str, float] = {}
-        if torch.distributed.is_available():
-            self._patch(active, fault)
 
-    def _patch(self, active: Callable[[], bool], fault: Callable[[str, Exception], None]) -> None:
-        kind: Any = torch.nn.parallel.DistributedDataParallel
-        original = kind.forward
-
-        def forward(module: Any, *args: Any, **options: Any) -> Any:
-            if active():
-                try:
-                    self._begun(module)
-                except Exception as error:
-                    fault("at a DDP forward", error)
-            return original(module, *args, **options)
-
-        kind.forward = forward
-
-        def undo() -> None:
-            if kind.forward is forward:
-                kind.forward = original
-
-        self.undo = undo
-
-    def _begun(self, module: Any) -> None:
+    def begun(self, module: Any) -> None:
+        """A forward is about to run."""
         if not torch.is_grad_enabled():
             return
         place = places.place_of(places.caller(places.current()))
         reduced = bool(module.require_backward_grad_sync)
+        gone = {key for key, (known, *_) in self._modules.items() if known() is None}
+        self._modules = {key: known for key, known in self._modules.items() if key not in gone}
+        self._of = {leaf: key for leaf, key in self._of.items() if key not in gone} if gone else self._of
         self._modules[id(module)] = (weakref.ref(module), place, reduced, 0)
         self._of.update({id(parameter): id(module) for parameter in module.parameters()})
 

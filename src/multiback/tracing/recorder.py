@@ -1,30 +1,33 @@
-"""Records every backward of a program: one patch at the engine's entry, optimiser steps, DDP forwards."""
+"""Records every backward of a program; what goes wrong in it never reaches the program."""
 
 import gc
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
-from torch.optim import optimizer as optimizers
 
 from multiback._version import __version__
 from multiback.traces import TRACE_SCHEMA, TraceRecord
 from multiback.tracing.calls import Call
+from multiback.tracing.faults import Faults
 from multiback.tracing.findings import judge
 from multiback.tracing.observer import Observer
-from multiback.tracing.ranks import Ranks
-from multiback.tracing.walking import Walked
+from multiback.tracing.patches import PATCHES, Engine
+from multiback.tracing.places import writable
+from multiback.tracing.walking import Walked, unseen
 
-_WALKED_CALLS = 3  # of every site, whatever they cost
-_SHARE = 0.01  # of the elapsed time that walks may take beyond these
-_REMEMBERED = 256  # calls
-_MOST_FAULTS = 20
-FORKED = "forked"
-_MOST_SITES = 2000
+_SHARE = 0.01  # of the elapsed time that walks may take beyond the first of every site
+_PATIENCE = 1.0  # seconds to wait for another thread's call, which may itself wait for one that this thread holds up
+STOPPED = "stopped recording"
+FORKED, BLOCK_LEFT = "forked", "block left"
+EXPLANATION = "_multiback_place"
+T = TypeVar("T")
 
 
 class Recording:
@@ -34,134 +37,124 @@ class Recording:
         self._started, self._begun = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
         self._max_steps = max_steps
         self._overhead = 0.0
-        self._faults: list[str] = []
+        self._faults = Faults()
         self._record: TraceRecord | None = None
+        self._lock = threading.RLock()
+        self._observer = Observer(self._spares)
         self.active = True
-        self._ranks = Ranks(lambda: self.active, self._fault)
-        self._observer = Observer(self._spares, self._ranks)
-        self._undo: list[Callable[[], None]] = [self._ranks.undo]
-        self._patch()
+        PATCHES.add(self)
 
     def _spares(self) -> bool:
         return self._overhead < _SHARE * (time.perf_counter() - self._begun)
 
-    # ---- hooking in ------------------------------------------------------------------------
+    # ---- what is heard ---------------------------------------------------------------------
 
-    def _patch(self) -> None:
-        engine = torch.autograd._engine_run_backward
-
-        def watched(outputs: Any, *args: Any, **options: Any) -> Any:
-            if not self._watches():
-                return engine(outputs, *args, **options)
-            return self._through(engine, outputs, args, options)
-
-        torch.autograd._engine_run_backward = watched  # pyrefly: ignore[bad-assignment]
-        self._undo.append(lambda: _unpatch(engine, watched))
-        before = optimizers.register_optimizer_step_pre_hook(self._guarded(self._observer.before_step))
-        after = optimizers.register_optimizer_step_post_hook(self._guarded(self._stepped))
-        self._undo += [before.remove, after.remove]
-
-    def _watches(self) -> bool:
-        """Whether a call is one of the program's own: not nested in another, nor inside a transform."""
-        return (
-            self.active
-            and torch._C._current_graph_task_id() == -1
-            and torch._C._functorch.peek_interpreter_stack() is None
-        )
-
-    def _guarded(self, act: Callable[..., None]) -> Callable[..., None]:
-        """The hook, whose faults never reach the program."""
-
-        def hook(*args: Any, **_options: Any) -> None:
-            if not self.active:
-                return
-            began = time.perf_counter()
-            try:
-                with self._observer.lock:
-                    act(*args)
-            except Exception as error:
-                self._fault(act.__name__, error)
-            self._overhead += time.perf_counter() - began
-
-        return hook
-
-    def _fault(self, where: str, error: Exception) -> None:
-        frame = error.__traceback__
-        while frame is not None and frame.tb_next is not None:
-            frame = frame.tb_next
-        line = frame.tb_lineno if frame is not None else 0
-        if len(self._faults) < _MOST_FAULTS:
-            self._faults.append(f"{where}, line {line}: {type(error).__name__}: {error}")
-
-    # ---- a call ----------------------------------------------------------------------------
-
-    def _through(self, engine: Callable[..., Any], outputs: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    def call(self, engine: Engine, outputs: Any, *args: Any, **options: Any) -> Any:
         """Run the engine as asked; what is recorded around it never changes or breaks it."""
+        if not self.active:
+            return engine(outputs, *args, **options)
         began = time.perf_counter()
-        call: Call | None = None
-        walked: Walked | None = None
         handles: list[Any] = []
-        try:
-            with self._observer.lock:
-                call, walked = self._observer.before(outputs, args, options, handles)
-        except Exception as error:
-            self._fault("before a call", error)
-        faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        ready = time.perf_counter()
-        self._overhead += ready - began
+        seen: tuple[Call, Walked | None] | None = None
         failure: BaseException | None = None
+        ready, faults = began, 0
         try:
+            seen = self._safely("before a call", self._observer.before, outputs, args, options, handles)
+            faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            ready = time.perf_counter()
             return engine(outputs, *args, **options)
         except BaseException as error:
             failure = error
             raise
         finally:
             done = time.perf_counter()
-            try:
-                for handle in handles:
-                    handle.remove()
-                if call is not None:
-                    call.seconds, call.finished_at = done - ready, done
-                    call.faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
-                    with self._observer.lock:
-                        self._observer.after(call, walked, outputs, failure)
-            except Exception as error:
-                self._fault("after a call", error)
-            del failure, walked, handles
-            self._overhead += time.perf_counter() - done
+            for handle in handles:
+                handle.remove()
+            if seen is not None:
+                call, walked = seen
+                call.seconds, call.finished_at = max(0.0, done - ready - call.listening), done
+                call.faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
+                self._safely("after a call", self._observer.after, call, walked, outputs, failure)
+                if isinstance(failure, RuntimeError):
+                    failure.__dict__[EXPLANATION] = str(call.place)  # by which `explained` knows the error again
+                self._overhead += call.listening
+                del walked
+            del failure, seen, handles
+            self._overhead += ready - began + time.perf_counter() - done
 
-    def _stepped(self, *args: Any) -> None:
-        self._observer.after_step(*args)
-        if self._max_steps is not None and self._observer.steps >= self._max_steps:
-            self.finish("stopped recording")
+    def inside(self, outputs: Any, args: tuple[Any, ...]) -> None:
+        """A call inside another one, whose graph may be one that is kept."""
+        self._timed("inside a call", self._observer.inside, outputs, args[3] if len(args) > 3 else ())
+
+    def before_step(self, optimizer: Any) -> None:
+        """An optimiser is about to step."""
+        self._timed("before a step", self._observer.before_step, optimizer)
+
+    def after_step(self, optimizer: Any) -> None:
+        """It has stepped; enough may have been seen."""
+        self._timed("after a step", self._observer.after_step, optimizer)
+        if self.active and self._max_steps is not None and self._observer.steps >= self._max_steps:
+            self.finish(STOPPED)
+
+    def forward(self, module: Any) -> None:
+        """A DDP module's forward is about to run."""
+        self._timed("at a DDP forward", self._observer.ranks.begun, module)
+
+    def _timed(self, where: str, act: Callable[..., None], *given: Any) -> None:
+        if self.active:
+            began = time.perf_counter()
+            self._safely(where, act, *given)
+            self._overhead += time.perf_counter() - began
+
+    def _safely(self, where: str, act: Callable[..., T], *given: Any) -> T | None:
+        """One thread at a time, unheard by the program's modes; a fault of ours is noted, the program's own goes on.
+
+        A lock that cannot be had is no reason to wait for ever: whoever has it may be waiting for this thread.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE):
+            self._faults.note(where, TimeoutError("another thread's call took too long"))
+            return None
+        try:
+            with unseen():
+                return act(*given)
+        except Exception as error:
+            self._faults.note(where, error)
+            return None
+        finally:
+            self._lock.release()
 
     # ---- the end ---------------------------------------------------------------------------
 
+    def forked(self) -> None:
+        """In a child: this recording is the parent's, and its lock may be held by a thread that is not here."""
+        self.active = False
+        self._lock = threading.RLock()
+
     def finish(self, ended: str) -> TraceRecord:
         """Put everything back and give the record; a second call gives the same."""
-        if ended == FORKED:  # another process's recording, whose lock a thread that is not here may hold
-            self.active = False
-            self._unpatch()
-            return self._made(ended)
-        with self._observer.lock:
-            if self._record is not None:
-                return self._record
-            gc.collect()
-            self._observer.close()
-            self.active = False
-            self._unpatch()
-            self._record = self._made(ended)
+        PATCHES.remove(self)
+        if self._record is not None:
             return self._record
+        if self.active and self._observer.has_tied():
+            gc.collect()  # without the lock: it may run code of the program's
+        if self.active and ended != FORKED:
+            whole = ended == BLOCK_LEFT or ended.startswith("exit ")
+            close = partial(self._observer.close, broken=not whole and ended != STOPPED, stopped=ended == STOPPED)
+            self._safely("at the end", close)
+        self.active = False
+        self._record = self._record or self._made(ended)
+        return self._record
 
-    def _unpatch(self) -> None:
-        for undo in reversed(self._undo):
-            undo()
+    def so_far(self) -> TraceRecord:
+        """The record of what has been seen, while recording goes on."""
+        with self._lock:
+            return self._made("still running")
 
     def _made(self, ended: str) -> TraceRecord:
         seen = self._observer
         record = TraceRecord(
             schema=TRACE_SCHEMA,
-            program=list(sys.argv),
+            program=[writable(text) for text in getattr(sys, "argv", [])],
             started=self._started,
             seconds=time.perf_counter() - self._begun,
             ended=ended,
@@ -172,9 +165,9 @@ class Recording:
             evidence=list(seen.evidence.values()),
             findings=[],
             unobserved=sorted(seen.unobserved),
-            faults=self._faults,
+            faults=self._faults.texts(),
             rank=int(os.environ["RANK"]) if os.environ.get("RANK", "").isdigit() else None,
-            checksums=self._ranks.checksums,
+            checksums=seen.ranks.checksums,
             overhead_seconds=self._overhead,
         )
         record.findings = judge(record)
@@ -184,9 +177,3 @@ class Recording:
 def start(*, max_steps: int | None = None) -> Recording:
     """Begin to record this process."""
     return Recording(max_steps)
-
-
-def _unpatch(engine: Callable[..., Any], watched: Callable[..., Any]) -> None:
-    """Put the engine's entry back, unless another recording has patched it since: then it only passes calls on."""
-    if torch.autograd._engine_run_backward is watched:
-        torch.autograd._engine_run_backward = engine

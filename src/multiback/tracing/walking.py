@@ -1,9 +1,11 @@
 """Walks a graph by sequence numbers, which identify nodes without keeping them alive."""
 
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from multiback import graph
@@ -15,7 +17,6 @@ _SELECTING = (
 )  # fmt: skip
 _MEANS = ("MeanBackward", "NllLossBackward", "NllLoss2DBackward", "MseLossBackward", "L1LossBackward",
           "SmoothL1LossBackward", "BinaryCrossEntropyWithLogitsBackward", "BinaryCrossEntropyBackward")  # fmt: skip
-_EDITED = 8  # leaves of a kept graph, looked at for edits without a new version
 _KINDS: dict[type, str] = {}
 
 
@@ -25,10 +26,12 @@ class Walked:
 
     Attributes
     ----------
-    numbers : the sequence numbers of all nodes but leaves'.
-    least, root : the smallest and the largest of them.
+    nodes : all but leaves', by sequence number; where a call names its inputs, those that lead to them.
+    least, root : the smallest and the largest number.
     leaves : tensors into which a backward would accumulate, by identity.
     consumers : by leaf, the smallest number of the nodes that use it.
+    selecting : nodes that take rows, or parts along dimension 0, out of a tensor.
+    mixed : whether numbers are of several threads, and tell nothing of what came first.
     """
 
     nodes: dict[int, Any] = field(default_factory=dict)
@@ -36,10 +39,11 @@ class Walked:
     consumers: dict[int, int] = field(default_factory=dict)
     least: int = NO_NUMBER
     root: int = -1
-    selecting: int = 0
+    selecting: list[int] = field(default_factory=list)
     means: list[int] = field(default_factory=list)
     batch_norms: list[int] = field(default_factory=list)
     compiled: bool = False
+    mixed: bool = False
 
     @property
     def numbers(self) -> set[int]:
@@ -47,36 +51,74 @@ class Walked:
         return set(self.nodes)
 
 
+def given_outputs(outputs: Any) -> tuple[Any, ...]:
+    """What the engine was given, one or several."""
+    return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+
+
 def roots_of(outputs: Any) -> list[Any]:
     """The nodes from which the engine would start."""
-    given = (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
+    given = given_outputs(outputs)
     nodes = [one.grad_fn if isinstance(one, Tensor) else getattr(one, "node", None) for one in given]
     return [node for node in nodes if node is not None]
 
 
-def walk(roots: Iterable[Any]) -> Walked:
-    """Every node once; a microsecond or two each."""
-    found = Walked()
-    pending = list(roots)
+def walk(roots: Iterable[Any], inputs: Sequence[Any] = ()) -> Walked:
+    """Every node that a call from the roots would run, once; a microsecond or two each."""
+    found, pending, seen = Walked(), list(roots), set[Any]()
+    wanted = _leading_to(pending, inputs) if inputs else None
     while pending:
         node = pending.pop()
-        number = node._sequence_nr()
-        if number == NO_NUMBER or number in found.nodes:
+        if node in seen or (wanted is not None and node not in wanted):
             continue
+        number = node._sequence_nr()
+        if number == NO_NUMBER:
+            continue
+        seen.add(node)
+        found.mixed |= number in found.nodes
         found.nodes[number] = node
         _note(found, node, number)
         for child, _ in node.next_functions:
             if child is None:
                 continue
-            leaf = getattr(child, "variable", None) if child._sequence_nr() == NO_NUMBER else None
+            its_number = child._sequence_nr()
+            leaf = getattr(child, "variable", None) if its_number == NO_NUMBER else None
             if leaf is None:
                 pending.append(child)
-                continue
-            found.leaves[id(leaf)] = leaf
-            found.consumers[id(leaf)] = min(number, found.consumers.get(id(leaf), NO_NUMBER))
+                found.mixed |= number <= its_number != NO_NUMBER
+            elif wanted is None or child in wanted:
+                found.leaves[id(leaf)] = leaf
+                found.consumers[id(leaf)] = min(number, found.consumers.get(id(leaf), NO_NUMBER))
     if found.nodes:
         found.least, found.root = min(found.nodes), max(found.nodes)
     return found
+
+
+def _leading_to(roots: list[Any], inputs: Sequence[Any]) -> set[Any]:
+    """The nodes from which an input's can be reached, these included."""
+    above: dict[Any, list[Any]] = {}
+    pending, seen = list(roots), set(roots)
+    while pending:
+        node = pending.pop()
+        for child, _ in node.next_functions:
+            if child is not None:
+                above.setdefault(child, []).append(node)
+                if child not in seen:
+                    seen.add(child)
+                    pending.append(child)
+    found = {node for node in map(_node_of, inputs) if node is not None}
+    pending = list(found)
+    while pending:
+        for node in above.get(pending.pop(), ()):
+            if node not in found:
+                found.add(node)
+                pending.append(node)
+    return found
+
+
+def _node_of(one: Any) -> Any:
+    """Where a gradient of it arrives."""
+    return torch.autograd.graph.get_gradient_edge(one).node if isinstance(one, Tensor) else getattr(one, "node", None)
 
 
 def _note(found: Walked, node: Any, number: int) -> None:
@@ -86,13 +128,27 @@ def _note(found: Walked, node: Any, number: int) -> None:
     if name is None:
         name = _KINDS[kind] = kind.__name__
     if name.startswith(_SELECTING):
-        found.selecting += 1
+        if takes_rows(node, name):
+            found.selecting.append(number)
     elif name.startswith(_MEANS):
         found.means.append(number)
     elif "BatchNorm" in name and getattr(node, "_saved_training", True):
         found.batch_norms.append(number)
     elif name.startswith("CompiledFunction"):
         found.compiled = True
+
+
+def takes_rows(node: Any, name: str) -> bool:
+    """Whether a selecting node selects along dimension 0."""
+    if name.startswith("MaskedSelect") or name.startswith("Take"):
+        return True
+    if name.startswith("IndexBackward"):
+        try:
+            indices = getattr(node, "_raw_saved_indices", ())
+        except RuntimeError:  # freed
+            return False
+        return bool(indices) and indices[0].data is not None
+    return getattr(node, "_saved_dim", None) == 0
 
 
 def saved_bytes(walked: Walked) -> int:
@@ -119,15 +175,35 @@ def _pointer(tensor: Tensor) -> int:
         return 0
 
 
-def fingerprints(walked: Walked, start: int) -> dict[int, tuple[Any, ...]]:
-    """By identity, of some of a graph's leaves: others on other graphs, since updates change most."""
-    some = list(walked.leaves.items())
-    first = start * _EDITED % max(len(some), 1)
-    return {key: fingerprint(leaf) for key, leaf in [*some, *some][first : first + _EDITED]}
+def has_values(tensor: Tensor) -> bool:
+    """Whether a tensor is a plain one, whose elements can be read without running any code of a subclass."""
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
+    return plain and tensor.device.type != "meta" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
-def fingerprint(tensor: Tensor) -> tuple[Any, ...]:
-    """Some eight elements and the place of the memory: enough to see an update, at a few microseconds."""
+def fingerprint(tensor: Tensor) -> tuple[str, ...]:
+    """Some eight elements, enough to see an update, at a few microseconds; as text, in which NaN equals itself."""
+    if not has_values(tensor):
+        return ()
     flat = tensor.detach().reshape(-1)
     step = max(1, flat.numel() // 8)
-    return tensor.data_ptr(), tuple(flat[: 8 * step + 1 : step].tolist())
+    return tuple(map(repr, flat[: 8 * step + 1 : step].tolist()))
+
+
+def is_zero(tensor: Tensor) -> bool:
+    """Whether a tensor is zero throughout; a few elements tell nearly always that it is not."""
+    if not has_values(tensor):
+        return False
+    flat = tensor.detach().reshape(-1)
+    return not any(flat[:: max(1, flat.numel() // 8)].tolist()) and not bool(flat.any())
+
+
+@contextmanager
+def unseen() -> Generator[None]:
+    """Operations of the recorder's own, which the program's modes and tensor subclasses do not hear of."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+                yield
+        else:
+            yield

@@ -1,0 +1,153 @@
+"""The one patch of torch that all recordings of a process share: the engine's entry, optimiser steps, DDP forwards."""
+
+import os
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+import torch._guards
+from torch.optim import optimizer as optimizers
+
+Engine = Callable[..., Any]
+
+
+class Listener(Protocol):
+    """What a recording hears."""
+
+    def call(self, engine: Engine, outputs: Any, *args: Any, **options: Any) -> Any:
+        """Run the engine as asked."""
+
+    def inside(self, outputs: Any, args: tuple[Any, ...]) -> None:
+        """A call inside another one is about to run."""
+
+    def before_step(self, optimizer: Any) -> None:
+        """An optimiser is about to step."""
+
+    def after_step(self, optimizer: Any) -> None:
+        """It has stepped."""
+
+    def forward(self, module: Any) -> None:
+        """A DDP module's forward is about to run."""
+
+    def forked(self) -> None:
+        """The process is a child of the one that began to listen."""
+
+
+class Patches:
+    """In place while anybody listens; what others have patched over them since passes through and stays theirs."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._undo: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        self._stepping = 0
+
+    def add(self, listener: Listener) -> None:
+        """Let it hear."""
+        with self._lock:
+            self._listeners = (*self._listeners, listener)
+            if not self._undo:
+                self._patch()
+
+    def remove(self, listener: Listener) -> None:
+        """Let it hear no more; the last one takes the patches along, once no optimiser is within a step.
+
+        Torch goes through its table of hooks during a step, which must not change then.
+        """
+        with self._lock:
+            self._listeners = tuple(one for one in self._listeners if one is not listener)
+            self._unpatch_if_unused()
+
+    def _unpatch_if_unused(self) -> None:
+        if not self._listeners and not self._stepping:
+            for undo in reversed(self._undo):
+                undo()
+            self._undo.clear()
+
+    def _patch(self) -> None:
+        self._undo = [_replace(torch.autograd, "_engine_run_backward", self._engine)]
+        if torch.distributed.is_available():
+            self._undo.append(_replace(torch.nn.parallel.DistributedDataParallel, "forward", self._forward))
+
+        def before_step(optimizer: Any, _args: Any, _options: Any) -> None:
+            self._stepping += 1
+            for listener in self._listeners:
+                listener.before_step(optimizer)
+
+        def after_step(optimizer: Any, _args: Any, _options: Any) -> None:
+            for listener in self._listeners:
+                listener.after_step(optimizer)
+            self._stepping = max(0, self._stepping - 1)
+
+        before = optimizers.register_optimizer_step_pre_hook(_untraced(before_step))
+        after = optimizers.register_optimizer_step_post_hook(_untraced(after_step))
+        self._undo += [before.remove, after.remove]
+
+    def _engine(self, engine: Engine) -> Engine:
+        def watched(outputs: Any, *args: Any, **options: Any) -> Any:
+            if self._stepping and not self._listeners:  # a step was left by an exception
+                self._stepping = 0
+                self.remove_unused()
+            if torch._C._current_graph_task_id() != -1:
+                for listener in self._listeners:
+                    listener.inside(outputs, args)
+                return engine(outputs, *args, **options)
+            if torch._C._functorch.peek_interpreter_stack() is not None or _is_compiling():
+                return engine(outputs, *args, **options)
+            run = engine
+            for listener in self._listeners:
+                run = partial(listener.call, run)
+            return run(outputs, *args, **options)
+
+        return _untraced(watched)
+
+    def remove_unused(self) -> None:
+        """Take the patches away where nobody listens."""
+        with self._lock:
+            self._unpatch_if_unused()
+
+    def _forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(module: Any, *args: Any, **options: Any) -> Any:
+            for listener in self._listeners:
+                listener.forward(module)
+            return forward(module, *args, **options)
+
+        return watched
+
+    def forked(self) -> None:
+        """In a child: nobody listens here, and a lock may be held by a thread that is not."""
+        listeners, self._listeners = self._listeners, ()
+        self._lock, self._stepping = threading.Lock(), 0
+        for listener in listeners:
+            listener.forked()
+        self._unpatch_if_unused()
+
+
+def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put another callable in the place of one; gives what puts it back, unless somebody has replaced it since."""
+    original = getattr(owner, name)
+    made = make(original)
+    setattr(owner, name, made)
+
+    def undo() -> None:
+        if getattr(owner, name) is made:
+            setattr(owner, name, original)
+
+    return undo
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Not for torch.compile to look into."""
+    function._torchdynamo_disable = True  # type: ignore[attr-defined] # as torch.compiler.disable says it, without its import
+    return function
+
+
+def _is_compiling() -> bool:
+    """Whether torch.compile is making a graph, for which it calls the engine itself."""
+    return torch._guards.TracingContext.try_get() is not None
+
+
+PATCHES = Patches()
+os.register_at_fork(after_in_child=PATCHES.forked)

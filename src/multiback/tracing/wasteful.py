@@ -1,0 +1,124 @@
+"""From evidence to findings: what costs time or memory and changes no result; pure, and without torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from multiback.report import format as fmt
+from multiback.traces import Evidence, Finding, FromEvidence, finding
+
+_APART = (
+    "Gradients are kept apart here: multiback.jac, each or rows give each loss's gradient from one graph, by one "
+    "traversal where losses own separate rows; multiback.cut runs chosen rows again."
+)
+_ADDED = (
+    "All of them add to the same .grad: add the losses up and call backward() once, or give them all to "
+    "multiback.backward(losses). To back-propagate as you go, use `with multiback.cut(output) as cut:` and cut.value "
+    "in place of the output. (Where .grad is read in between, it holds the earlier losses' gradients too: "
+    "multiback.each gives each its own.)"
+)
+
+
+def _repeated(evidence: Evidence) -> Finding | None:
+    """A finding where one traversal gives the same; a question where losses need theirs apart and rows in common."""
+    sums, example = evidence.sums, evidence.example
+    calls, repeated, seconds = int(sums["traversals"]), sums["repeated"], sums["seconds"]
+    if calls < 2 or repeated <= 0:
+        return None
+    said = (
+        f"{calls:,} calls traversed {fmt.counted(evidence.count, 'kept graph')}: about {fmt.seconds(repeated)} of "
+        f"{fmt.seconds(seconds)} went into parts that an earlier call had been through."
+    )
+    if example.get("stepped"):
+        what = example.get("shared") or "what they share"
+        detached = f"{example['shared']}.detach()" if example.get("shared") else "that, detached"
+        remedy = (
+            f"An optimiser stepped in between: a loss that is not to train what lies below `{what}` should get "
+            f"{detached}; otherwise run the forward again after the step."
+        )
+        return finding(evidence, said, remedy, seconds=repeated)
+    if example.get("slices"):
+        return finding(evidence, said, _APART if example.get("apart") else _ADDED, seconds=repeated)
+    if example.get("apart") or example.get("chosen"):
+        said = f"Are these gradients needed one by one? {said}"
+        remedy = (
+            "If only their sum is used, back-propagate the sum once. Where each is used, multiback.jac or each gives "
+            "all from one call, which saves where losses own separate rows or parts of the model, and little else."
+        )
+        return finding(evidence, said, remedy, level="likely", seconds=repeated)
+    return finding(evidence, said, _ADDED, seconds=repeated)
+
+
+def _zero_rows(evidence: Evidence) -> Finding | None:
+    used, rows, example = evidence.sums["used"], evidence.sums["rows"], evidence.example
+    said = (
+        f"Losses of slices sent zeros through the rest of the batch: {fmt.percent(1 - used / rows)} of the rows that "
+        f"were traversed carried nothing (in one call {example['used']} of {example['rows']} did not)."
+    )
+    remedy = (
+        "One backward of all slices' losses fills every row once; multiback.rows gives each row's gradient; "
+        "multiback.cut(model, data) costs the rows asked for."
+    )
+    return finding(evidence, said, remedy)
+
+
+def _needless_retain(evidence: Evidence) -> Finding | None:
+    count = max(evidence.count, 1)
+    held, seconds = evidence.sums["bytes"] / count, evidence.sums["held_seconds"] / count
+    to_exit = int(evidence.sums.get("to_exit", 0))
+    last = f", {'it' if count == 1 else f'{to_exit:,} of them'} to the end of the recording" if to_exit else ""
+    said = (
+        f"retain_graph=True kept {fmt.counted(count, 'graph')} that nothing used again: about {fmt.size(int(held))}"
+        f"{' each' * (count > 1)}, held {fmt.seconds(seconds)}{' on average' * (count > 1)}{last}."
+    )
+    return finding(evidence, said, "Leave retain_graph=True out.", bytes=held)
+
+
+def _growing(evidence: Evidence) -> Finding | None:
+    example = evidence.example
+    names = [f"`{name}`" for name in dict.fromkeys(example.get("survivors") or [])][:3]
+    what = f"{' and '.join(names)} {'carry' if len(names) > 1 else 'carries'}" if names else "something carries"
+    sizes = " -> ".join(map(str, example["nodes"]))
+    said = f"The graph grows at every call, {sizes} nodes, back to earlier calls: {what} it over."
+    remedy = f"{detaching(example)} between steps, or start it anew."
+    if example.get("retain"):
+        remedy += " retain_graph=True is then not needed."
+    return finding(evidence, said, remedy)
+
+
+def detaching(example: Mapping[str, Any]) -> str:
+    """How to detach what survives, in the program's own names; not a whole sentence."""
+    survivors, kinds = example.get("survivors") or [], example.get("kinds") or []
+    if not survivors:
+        return "Detach what is carried over"
+    edits = dict.fromkeys(_detached(name, kind) for name, kind in zip(survivors, kinds, strict=False))
+    return f"Detach what is carried over ({'; '.join(list(edits)[:3])})"
+
+
+def _detached(name: str, kind: str) -> str:
+    """The edit for one name; what holds several tensors is detached as a whole."""
+    if not kind:
+        return f"{name} = {name}.detach()"
+    root = name.partition("[")[0]
+    if kind == "dict":
+        return f"{root} = {{key: one.detach() for key, one in {root}.items()}}"
+    inner = f"one.detach() for one in {root}"
+    return f"{root} = [{inner}]" if kind == "list" else f"{root} = tuple({inner})"
+
+
+def _cycle(evidence: Evidence) -> Finding | None:
+    held = evidence.sums["bytes"]
+    said = (
+        f"backward(create_graph=True) tied parameters to their own gradients: {fmt.counted(evidence.count, 'graph')}, "
+        f"about {fmt.size(int(held))}, are still there after garbage collection."
+    )
+    remedy = "Use torch.autograd.grad(..., create_graph=True), or set .grad to None after use."
+    return finding(evidence, said, remedy, bytes=held)
+
+
+FROM_EVIDENCE: FromEvidence = {
+    "repeated-traversal": _repeated,
+    "zero-rows": _zero_rows,
+    "needless-retain": _needless_retain,
+    "growing-graph": _growing,
+    "create-graph-cycle": _cycle,
+}
