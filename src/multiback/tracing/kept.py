@@ -32,14 +32,14 @@ class Graph:
         self.least, self.root = min(numbers, default=0), max(numbers, default=-1)
         self.key = f"multiback {call.number}"
 
-    def shared_with(self, walked: Walked, thread: int) -> set[int]:
-        """The nodes that a call goes through again."""
+    def shared_with(self, walked: Walked) -> set[int]:
+        """The nodes that a call goes through again, as far as numbers tell."""
         if not self.numbers or self.root < walked.least or walked.root < self.least:
             return set()
         both = walked.nodes.keys() & self.numbers
         if self.marked:
             return {number for number in both if self.key in walked.nodes[number].metadata}
-        return both if self.call.thread == thread else set()
+        return both
 
 
 class Kept:
@@ -68,7 +68,7 @@ class Kept:
         """The nodes that this call shares with kept graphs; it joins the story of the calls on them."""
         shared = set[int]()
         for graph in list(self._graphs.values()):
-            both = graph.shared_with(walked, call.thread)
+            both = graph.shared_with(walked)
             if not both:
                 continue
             self._reuse(graph.call)
@@ -85,10 +85,10 @@ class Kept:
             call.weight = len(shared) / (len(shared) + others)
         return shared
 
-    def look_only(self, walked: Walked, thread: int) -> None:
+    def look_only(self, walked: Walked) -> None:
         """A call that is not recorded, such as one inside another, goes through graphs."""
         for graph in list(self._graphs.values()):
-            if graph.shared_with(walked, thread):
+            if graph.shared_with(walked):
                 self._reuse(graph.call)
 
     def _reuse(self, call: Call) -> None:

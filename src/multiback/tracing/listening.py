@@ -10,7 +10,8 @@ from torch import Tensor
 
 from multiback.tracing.calls import Call
 from multiback.tracing.faults import is_the_programs
-from multiback.tracing.walking import Walked, has_values, unseen
+from multiback.tracing.hiding import unseen, untraced
+from multiback.tracing.walking import Walked, has_values
 
 _FEWEST_ROWS = 2
 _TAKING_APART = ("UnbindBackward", "SplitBackward", "SplitWithSizesBackward", "ChunkBackward")
@@ -62,7 +63,7 @@ def heard(call: Call, number: int, node: Any, *, counting: bool = True) -> Calla
                 if rows is not None:
                     call.rows[number] = rows
 
-    return hook
+    return untraced(hook)
 
 
 def below_norm(call: Call) -> Callable[[tuple[Tensor | None, ...], Any], None]:
@@ -72,7 +73,7 @@ def below_norm(call: Call) -> Callable[[tuple[Tensor | None, ...], Any], None]:
         with _unheard(call, time.perf_counter()):
             call.norm_rows = _rows(gradients[0]) or call.norm_rows
 
-    return hook
+    return untraced(hook)
 
 
 def guarded(call: Call, hear: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -82,7 +83,7 @@ def guarded(call: Call, hear: Callable[[Any], None]) -> Callable[[Any], None]:
         with _unheard(call, time.perf_counter()):
             hear(gradients)
 
-    return hook
+    return untraced(hook)
 
 
 @contextmanager

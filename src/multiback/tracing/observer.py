@@ -95,7 +95,7 @@ class Observer:
     def inside(self, outputs: Any, inputs: Any) -> None:
         """A call that is not recorded, inside another one or a library's own: graphs that it uses are in use."""
         if self._kept:
-            self._kept.look_only(walk(roots_of(outputs), inputs or ()), self._thread())
+            self._kept.look_only(walk(roots_of(outputs), inputs or ()))
 
     def _thread(self) -> int:
         """The number of the thread that calls; a thread that begins later has another, unlike the interpreter's."""
@@ -182,7 +182,7 @@ class Observer:
             followed = self._parameters.followed(call)
             self._accumulate(site, call, [leaf for leaf in followed if grad_of(leaf) != call.followed_grad])
             return
-        nodes, leaves = len(walked.nodes), list(walked.leaves.values())
+        nodes, leaves = walked.count, list(walked.leaves.values())
         site.first_nodes = site.first_nodes or nodes
         site.last_nodes, site.most_nodes = nodes, max(site.most_nodes, nodes)
         site.walked_calls += 1
@@ -315,7 +315,8 @@ class Observer:
         """
         self._kept.close(self._see, broken=broken, stopped=stopped)
         tied = [call for call in self._kept.calls() if call.tied]
-        if len(tied) > 1 and (len({call.step for call in tied}) > 1 or not self.steps):
+        steps = len({call.step for call in tied}) if self.steps else len(tied) - 1  # one may be under way
+        if steps > 1:
             stuck: dict[str, float] = {"bytes": sum(call.saved_bytes for call in tied)}
             self._see(Evidence(code="create-graph-cycle", place=tied[0].place, count=len(tied), sums=stuck))
         for code, place in list(self.evidence):

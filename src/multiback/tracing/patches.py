@@ -10,6 +10,8 @@ import torch
 import torch._guards
 from torch.optim import optimizer as optimizers
 
+from multiback.tracing.hiding import untraced
+
 Engine = Callable[..., Any]
 
 
@@ -81,8 +83,8 @@ class Patches:
                 listener.after_step(optimizer)
             self._stepping = max(0, self._stepping - 1)
 
-        before = optimizers.register_optimizer_step_pre_hook(_untraced(before_step))
-        after = optimizers.register_optimizer_step_post_hook(_untraced(after_step))
+        before = optimizers.register_optimizer_step_pre_hook(untraced(before_step))
+        after = optimizers.register_optimizer_step_post_hook(untraced(after_step))
         self._undo += [before.remove, after.remove]
 
     def _engine(self, engine: Engine) -> Engine:
@@ -101,7 +103,7 @@ class Patches:
                 run = partial(listener.call, run)
             return run(outputs, *args, **options)
 
-        return _untraced(watched)
+        return untraced(watched, through=True)
 
     def remove_unused(self) -> None:
         """Take the patches away where nobody listens."""
@@ -114,7 +116,7 @@ class Patches:
                 listener.forward(module)
             return forward(module, *args, **options)
 
-        return watched
+        return untraced(watched, through=True)
 
     def forked(self) -> None:
         """In a child: nobody listens here, and a lock may be held by a thread that is not."""
@@ -136,12 +138,6 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], 
             setattr(owner, name, original)
 
     return undo
-
-
-def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Not for torch.compile to look into."""
-    function._torchdynamo_disable = True  # type: ignore[attr-defined] # as torch.compiler.disable says it, without its import
-    return function
 
 
 def _is_compiling() -> bool:

@@ -17,10 +17,11 @@ from multiback.traces import TRACE_SCHEMA, TraceRecord
 from multiback.tracing.calls import Call
 from multiback.tracing.faults import Faults
 from multiback.tracing.findings import judge
+from multiback.tracing.hiding import unseen, untraced
 from multiback.tracing.observer import Observer
 from multiback.tracing.patches import PATCHES, Engine
 from multiback.tracing.places import writable
-from multiback.tracing.walking import Walked, unseen
+from multiback.tracing.walking import Walked
 
 _SHARE = 0.01  # of the elapsed time that walks may take beyond the first of every site
 _PATIENCE = 1.0  # seconds to wait for another thread's call, which may itself wait for one that this thread holds up
@@ -39,7 +40,7 @@ class Recording:
         self._overhead = 0.0
         self._faults = Faults()
         self._record: TraceRecord | None = None
-        self._lock = threading.RLock()
+        self._lock, self._patience = threading.RLock(), _PATIENCE
         self._observer = Observer(self._spares)
         self.active = True
         PATCHES.add(self)
@@ -109,9 +110,11 @@ class Recording:
     def _safely(self, where: str, act: Callable[..., T], *given: Any) -> T | None:
         """One thread at a time, unheard by the program's modes; a fault of ours is noted, the program's own goes on.
 
-        A lock that cannot be had is no reason to wait for ever: whoever has it may be waiting for this thread.
+        A lock that cannot be had is no reason to wait for ever: whoever has it may be waiting for this thread, as in a
+        finalizer that a collection runs. Each time it is waited for half as long.
         """
-        if not self._lock.acquire(timeout=_PATIENCE):
+        if not self._lock.acquire(timeout=self._patience):
+            self._patience /= 2
             self._faults.note(where, TimeoutError("another thread's call took too long"))
             return None
         try:
@@ -172,6 +175,11 @@ class Recording:
         )
         record.findings = judge(record)
         return record
+
+
+untraced(Recording.call, through=True)
+untraced(Recording._timed)
+untraced(Recording._safely)
 
 
 def start(*, max_steps: int | None = None) -> Recording:

@@ -1,7 +1,6 @@
 """Walks a graph by sequence numbers, which identify nodes without keeping them alive."""
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +26,7 @@ class Walked:
     Attributes
     ----------
     nodes : all but leaves', by sequence number; where a call names its inputs, those that lead to them.
+    count : of all of them, also where numbers of several threads coincide.
     least, root : the smallest and the largest number.
     leaves : tensors into which a backward would accumulate, by identity.
     consumers : by leaf, the smallest number of the nodes that use it.
@@ -37,6 +37,7 @@ class Walked:
     nodes: dict[int, Any] = field(default_factory=dict)
     leaves: dict[int, Tensor] = field(default_factory=dict)
     consumers: dict[int, int] = field(default_factory=dict)
+    count: int = 0
     least: int = NO_NUMBER
     root: int = -1
     selecting: list[int] = field(default_factory=list)
@@ -90,7 +91,7 @@ def walk(roots: Iterable[Any], inputs: Sequence[Any] = ()) -> Walked:
                 found.leaves[id(leaf)] = leaf
                 found.consumers[id(leaf)] = min(number, found.consumers.get(id(leaf), NO_NUMBER))
     if found.nodes:
-        found.least, found.root = min(found.nodes), max(found.nodes)
+        found.count, found.least, found.root = len(seen), min(found.nodes), max(found.nodes)
     return found
 
 
@@ -153,7 +154,7 @@ def takes_rows(node: Any, name: str) -> bool:
 
 def saved_bytes(walked: Walked) -> int:
     """Bytes of unique storages that the nodes keep for backward, leaves' own left out; nothing is unpacked."""
-    own = {_pointer(leaf) for leaf in walked.leaves.values()}
+    own = {_pointer(leaf) for leaf in walked.leaves.values() if has_values(leaf)}
     sizes: dict[int, int] = {}
     for node in walked.nodes.values():
         for name in graph.names_saved(type(node)).tensors:
@@ -161,7 +162,7 @@ def saved_bytes(walked: Walked) -> int:
                 raw = getattr(node, name)
                 for value in raw if isinstance(raw, (list, tuple)) else [raw]:
                     tensor = value.data
-                    if tensor is not None and _pointer(tensor) not in own:
+                    if tensor is not None and has_values(tensor) and _pointer(tensor) not in own:
                         sizes[_pointer(tensor)] = tensor.untyped_storage().nbytes()
             except RuntimeError:  # freed, or without plain storage
                 continue
@@ -196,14 +197,3 @@ def is_zero(tensor: Tensor) -> bool:
         return False
     flat = tensor.detach().reshape(-1)
     return not any(flat[:: max(1, flat.numel() // 8)].tolist()) and not bool(flat.any())
-
-
-@contextmanager
-def unseen() -> Generator[None]:
-    """Operations of the recorder's own, which the program's modes and tensor subclasses do not hear of."""
-    with torch._C.DisableTorchFunctionSubclass():
-        if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
-                yield
-        else:
-            yield
