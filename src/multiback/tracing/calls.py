@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from multiback.traces import Evidence, Kind, Place
+from multiback.tracing.places import Name
 
 
 @dataclass(eq=False)
@@ -35,7 +36,7 @@ class Call:
     thread: int
     retain: bool
     create: bool
-    names: dict[int, str] = field(default_factory=dict)
+    names: dict[int, Name] = field(default_factory=dict)
     step: int = 0
     chosen: bool = False
     numbers: Collection[int] | None = None

@@ -140,7 +140,7 @@ class Observer:
         if call.story.first.step < call.step and not call.story.stepped:
             call.story.stepped = True
             known = {**self._remembered(), **call.names}
-            call.story.shared = next((known[number] for number in sorted(entrances) if number in known), "")
+            call.story.shared = next((known[number].text for number in sorted(entrances) if number in known), "")
         norms = [number for number in walked.batch_norms if number in shared]
         if norms:
             handles.append(walked.nodes[min(norms)].register_hook(listening.below_norm(call)))
@@ -250,8 +250,12 @@ class Observer:
             numbers = postmortem.freed(walked)
             culprit = next((one for one in reversed(self._calls) if listening.shares(one, call, numbers, walked)), None)
             old = numbers if culprit is None else set(culprit.numbers or (n for n in walked.nodes if n <= culprit.root))
+            found = postmortem.surviving(walked, roots, old, self._remembered())
+            if culprit is not None and not found["survivors"]:  # it may hang on what that call had not been through
+                before = old | {number for number in walked.nodes if number < culprit.ended}
+                found = postmortem.surviving(walked, roots, before, self._remembered())
             example = {
-                **postmortem.surviving(walked, roots, old, self._remembered()),
+                **found,
                 "by": "" if culprit is None else culprit.place.short,
                 "stepped": any(self._stepped_since(culprit, leaf) for leaf in walked.leaves.values()),
                 "nodes": len(numbers),
@@ -259,22 +263,22 @@ class Observer:
             self._see(Evidence(code="freed-graph", place=call.place, example=example))
         elif postmortem.IN_PLACE in text:
             walked = walk(roots)
-            found = postmortem.changed(walked)
-            leaves = [leaf for _, _, leaf in found if leaf is not None]
+            written = postmortem.changed(walked)
+            leaves = [leaf for _, _, leaf in written if leaf is not None]
             steps = [step for step in (self._parameters.of(leaf).stepped for leaf in leaves) if step is not None]
             old = {number for number in walked.nodes if steps and number < steps[0][1]}
             carried = postmortem.surviving(walked, roots, old, self._remembered()) if old else {}
             example = {
                 "names": [name_of(leaf) for leaf in leaves[:3]],
-                "operations": [name for name, _, _ in found[:3]],
-                "shapes": [shape for _, shape, _ in found[:3]],
+                "operations": [name for name, _, _ in written[:3]],
+                "shapes": [shape for _, shape, _ in written[:3]],
                 "by": steps[0][2].short if steps else "",
                 "edits": postmortem.edits() if not leaves else None,
                 "carried": carried if carried.get("fresh") else {},
             }
             self._see(Evidence(code="changed-in-place", place=call.place, example=example))
 
-    def _remembered(self) -> dict[int, str]:
+    def _remembered(self) -> dict[int, places.Name]:
         """What names held at earlier calls: they may hold something else by now."""
         return {number: name for one in self._calls for number, name in one.names.items()}
 

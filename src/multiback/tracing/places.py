@@ -9,7 +9,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -67,9 +67,16 @@ def writable(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def names_in(frame: FrameType | None) -> dict[int, str]:
+class Name(NamedTuple):
+    """What the program calls a tensor, and for a name with an index what holds it: tuple, list or dict."""
+
+    text: str
+    kind: str = ""
+
+
+def names_in(frame: FrameType | None) -> dict[int, Name]:
     """By the sequence number of the node that made it, what the program calls a tensor; two frames' locals."""
-    found: dict[int, str] = {}
+    found: dict[int, Name] = {}
     for one in (frame, frame.f_back if frame is not None else None):
         if one is None or is_outside(one) or not _may_look(one.f_code):
             continue
@@ -78,7 +85,8 @@ def names_in(frame: FrameType | None) -> dict[int, str]:
             for path, tensor in _tensors(name, value, left):
                 node = _maker(tensor)
                 if node is not None:
-                    found.setdefault(node._sequence_nr(), path)
+                    kind = type(value).__name__ if "[" in path else ""
+                    found.setdefault(node._sequence_nr(), Name(path, kind))
         _let_go(one, names)
     return found
 
@@ -132,16 +140,6 @@ def _tensors(name: str, value: Any, left: list[int], depth: int = 0) -> Iterator
         for key, item in [*state.items(), *state.get("_buffers", {}).items()]:
             if not key.startswith("_"):
                 yield from _tensors(f"{name}.{key}", item, left, 1)
-
-
-def kind_of(frame: FrameType, name: str) -> str:
-    """What holds the tensor of a name with an index: tuple, list or dict; empty for a plain name."""
-    if "[" not in name or not _may_look(frame.f_code):
-        return ""
-    names = frame.f_locals
-    value = names.get(name.partition("[")[0])
-    _let_go(frame, names)
-    return type(value).__name__
 
 
 def assigned(frame: FrameType, name: str) -> list[int]:

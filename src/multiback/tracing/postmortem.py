@@ -87,7 +87,9 @@ def border(walked: Walked, roots: Iterable[Any], old: set[int]) -> tuple[dict[in
     return found, fresh
 
 
-def surviving(walked: Walked, roots: Iterable[Any], old: set[int], remembered: dict[int, str]) -> dict[str, Any]:
+def surviving(
+    walked: Walked, roots: Iterable[Any], old: set[int], remembered: dict[int, places.Name]
+) -> dict[str, Any]:
     """By what the newer part of a graph hangs on old nodes.
 
     Returns
@@ -103,10 +105,13 @@ def surviving(walked: Walked, roots: Iterable[Any], old: set[int], remembered: d
         names = places.names_in(one)
         found = sorted({names[number] for number in numbers if number in names})
         if found:
-            lines = [places.assigned(one, name) for name in found]
-            return {**told, "survivors": found, "lines": lines, "kinds": [places.kind_of(one, name) for name in found]}
+            return {**told, **_told(found), "lines": [places.assigned(one, name.text) for name in found]}
     found = [remembered[number] for number in sorted(numbers) if number in remembered][:4]
-    return {**told, "survivors": found, "lines": [[] for _ in found], "kinds": ["" for _ in found]}
+    return {**told, **_told(found), "lines": [[] for _ in found]}
+
+
+def _told(names: list[places.Name]) -> dict[str, Any]:
+    return {"survivors": [name.text for name in names], "kinds": [name.kind for name in names]}
 
 
 def _shape(node: Any) -> tuple[int, ...]:
