@@ -6,9 +6,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
+import typer.core
+from typing_extensions import override
 
 from multiback._version import __version__
 from multiback.errors import MultibackError, OptionError
@@ -16,6 +18,8 @@ from multiback.errors import MultibackError, OptionError
 INTERRUPTED = 130
 FAILED, FAULT = 2, 70  # 70 is EX_SOFTWARE of sysexits.h
 CLOSED_PIPE = 141  # as the shell reports a program that SIGPIPE ended
+
+_UsageError: Any = typer.BadParameter.__base__  # of click, of which some versions of typer have a copy of their own
 
 app = typer.Typer(
     name="multiback",
@@ -58,7 +62,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Print the ver
         raise typer.Exit
 
 
-@app.command(help=_EXAMPLES)
+@app.command(help=_EXAMPLES, short_help="Measure ways to back-propagate several losses.")
 def bench(
     target: Annotated[str, typer.Argument(metavar="[TARGET]", show_default=True)] = "mlp",
     list_names: Annotated[
@@ -131,7 +135,7 @@ Examples
 """
 
 
-@app.command(help=_SHOW)
+@app.command(help=_SHOW, short_help="Show a record of a bench or a trace again.")
 def show(
     record: Annotated[str, typer.Argument(metavar="FILE", help="A record that bench --json or trace --output wrote.")],
     json: Annotated[bool, typer.Option("--json", help="Print the record as JSON, verdicts computed afresh.")] = False,
@@ -165,7 +169,7 @@ Run a program as it is, watch its backward calls, and report what is costly or s
 \b
 Every backward(), autograd.grad and optimiser step is seen, in children and torchrun ranks too; the
 report names the line, what it costs, and the edit that mends it. The program's output and exit code
-stay its own; the report goes to standard error.
+stay its own; the report goes to standard error. What follows the script, or the module, is the program's.
 
 \b
 Examples
@@ -175,20 +179,45 @@ Examples
   multiback show trace.json
 """
 
-_PROGRAM: dict[str, Any] = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+
+class _Running(typer.core.TyperCommand):
+    """A command that runs a program: what follows the script, or `-m` and its module, is the program's."""
+
+    @override
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Own options end at the module, as they do at the script."""
+        for place, given in enumerate(args):
+            if given == "--" or not given.startswith("-"):
+                break
+            if given.startswith("-m"):
+                end = place + (2 if given == "-m" else 1)
+                args = [*args[:end], "--", *args[end:]]
+                break
+            if given in ("--output", "--max-steps"):
+                args[place + 1 : place + 2] = [f"={value}" for value in args[place + 1 : place + 2]]
+                args = [*args[:place], "".join(args[place : place + 2]), *args[place + 2 :]]
+                return self.parse_args(ctx, args)
+        return super().parse_args(ctx, args)
 
 
-@app.command(help=_TRACE, context_settings=_PROGRAM)
+_PROGRAM: dict[str, Any] = {"allow_interspersed_args": False}
+_Program = Annotated[list[str] | None, typer.Argument(metavar="PROGRAM", help="A script and its arguments.")]
+
+
+@app.command(cls=_Running, help=_TRACE, short_help="Watch a program's backward calls.", context_settings=_PROGRAM)
 def trace(
-    context: typer.Context,
-    output: Annotated[str | None, typer.Option(metavar="FILE", help="Write the record.")] = None,
+    program: _Program = None,
+    output: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write the record, as JSON, to a file that is not there yet.")
+    ] = None,
     module: Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, not a script.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop recording after so many optimiser steps.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Parse, then hand over; see the help text."""
-    raise typer.Exit(_launched(context, output, module, max_steps, force=force, debug=debug, errors_only=False))
+    given = _Launch("trace", program or [], module, output, max_steps, force)
+    raise typer.Exit(_launched(given, debug=debug))
 
 
 _EXPLAIN = """
@@ -201,42 +230,45 @@ Examples
 """
 
 
-@app.command(help=_EXPLAIN, context_settings=_PROGRAM)
+@app.command(cls=_Running, help=_EXPLAIN, short_help="Explain autograd's errors.", context_settings=_PROGRAM)
 def explain(
-    context: typer.Context,
+    program: _Program = None,
     module: Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, not a script.")] = None,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Parse, then hand over; see the help text."""
-    raise typer.Exit(_launched(context, None, module, None, force=False, debug=debug, errors_only=True))
+    raise typer.Exit(_launched(_Launch("explain", program or [], module), debug=debug))
 
 
-def _launched(
-    context: typer.Context,
-    output: str | None,
-    module: str | None,
-    max_steps: int | None,
-    *,
-    force: bool,
-    debug: bool,
-    errors_only: bool,
-) -> int:
+class _Launch(NamedTuple):
+    """What trace and explain were asked."""
+
+    command: str
+    program: list[str]
+    module: str | None
+    output: str | None = None
+    max_steps: int | None = None
+    force: bool = False
+
+
+def _launched(given: _Launch, *, debug: bool) -> int:
     from multiback.report import console
     from multiback.report import trace as report
     from multiback.traces import TraceRecord
     from multiback.tracing import launcher
 
     def show(record: TraceRecord) -> None:
-        document = report.build_errors(record) if errors_only else report.build(record)
-        console.draw(document, console.make_console(sys.stderr))
+        document = report.build_errors(record) if given.command == "explain" else report.build(record)
+        if sys.stderr is not None:
+            console.draw(document, console.make_console(sys.stderr))
 
-    program = list(context.args) if module is None else [module, *context.args]
     arguments = launcher.TraceArguments(
-        program=program,
-        module=module is not None,
-        output=None if output is None else Path(output),
-        max_steps=max_steps,
-        force=force,
+        command=given.command,
+        program=given.program if given.module is None else [given.module, *given.program],
+        module=given.module is not None,
+        output=None if given.output is None else Path(given.output),
+        max_steps=given.max_steps,
+        force=given.force,
     )
     return _guarded(lambda: launcher.run(arguments, show), debug=debug)
 
@@ -245,7 +277,8 @@ def _guarded(run: Callable[[], int], *, debug: bool) -> int:
     """The exit code of `run`; errors of ours become one sentence on standard error."""
     try:
         code = run()
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except MultibackError as error:
         typer.echo(f"multiback: {error}", err=True)
@@ -288,4 +321,16 @@ def main() -> None:
     for number, act in ((signal.SIGINT, _interrupt), (signal.SIGTERM, _terminate), (signal.SIGHUP, _terminate)):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in the background
             signal.signal(number, act)
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except _UsageError as error:  # one sentence, as every error of ours
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+            sys.exit(FAILED)
+        path = "multiback" if error.ctx is None else error.ctx.command_path
+        said = error.format_message().rstrip(".")
+        typer.echo(f"multiback: {said[:1].lower()}{said[1:]}. See `{path} --help`.", err=True)
+        code = FAILED
+    except typer.Abort:
+        code = INTERRUPTED
+    sys.exit(code)

@@ -200,7 +200,7 @@ def decode(data: bytes, source: str) -> BenchRecord:
     try:
         head: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{source}: a record must be JSON; {error}. Give a file that --json wrote.") from error
+        raise RecordError(f"{source}: a record must be JSON; {error}. Give a file that bench --json wrote.") from error
     schema = head.get("schema") if isinstance(head, dict) else None
     if schema != BENCH_SCHEMA:
         raise RecordError(

@@ -27,7 +27,9 @@ def read(path: Path) -> Shown:
     try:
         head: Any = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: a record must be JSON; {error}. Give a file that --json wrote.") from error
+        raise RecordError(
+            f"{path}: a record must be JSON; {error}. Give a file that bench --json or trace --output wrote."
+        ) from error
     if isinstance(head, dict) and str(head.get("schema", "")).startswith("multiback.trace/"):
         found = traces.decode(data, str(path))
         return Shown(trace.build(found), traces.encode(found).decode())

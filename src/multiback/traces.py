@@ -216,6 +216,12 @@ class TraceRecord(msgspec.Struct, kw_only=True):
     overhead_seconds: float = 0.0
 
 
+class _Head(msgspec.Struct):
+    """What says of which kind a record is."""
+
+    schema: str
+
+
 def encode(record: TraceRecord) -> bytes:
     """JSON of a record, with a final newline."""
     return msgspec.json.format(msgspec.json.encode(record), indent=1) + b"\n"
@@ -224,14 +230,14 @@ def encode(record: TraceRecord) -> bytes:
 def decode(data: bytes, source: str) -> TraceRecord:
     """The record in `data`; RecordError, naming `source`, where it is none of this version."""
     try:
-        record = msgspec.json.decode(data, type=TraceRecord)
+        schema = msgspec.json.decode(data, type=_Head).schema
+        if schema != TRACE_SCHEMA:
+            raise RecordError(
+                f"{source}: the record's schema must be {TRACE_SCHEMA!r}; got {schema!r}. Trace the program again."
+            )
+        return msgspec.json.decode(data, type=TraceRecord)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RecordError(f"{source}: the record is damaged: {error}. Trace the program again.") from error
-    if record.schema != TRACE_SCHEMA:
-        raise RecordError(
-            f"{source}: the record's schema must be {TRACE_SCHEMA!r}; got {record.schema!r}. Trace the program again."
-        )
-    return record
 
 
 def load(path: Path) -> TraceRecord:

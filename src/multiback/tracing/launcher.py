@@ -36,13 +36,14 @@ _FORWARDED = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 @dataclass(frozen=True)
 class TraceArguments:
-    """The command line as typed; `program` is a script or a module and its arguments."""
+    """The command line as typed: `command` is trace or explain, `program` a script or a module and its arguments."""
 
     program: list[str]
     module: bool
     output: Path | None
     max_steps: int | None
     force: bool
+    command: str = "trace"
 
 
 def run(arguments: TraceArguments, show: Callable[[TraceRecord], None]) -> int:
@@ -81,13 +82,17 @@ def run(arguments: TraceArguments, show: Callable[[TraceRecord], None]) -> int:
 def _check(arguments: TraceArguments) -> None:
     """Refuse, before anything runs, what could not work."""
     if not arguments.program:
-        raise TargetError("trace: takes a script or -m and a module; got nothing. Give what would follow `python`.")
+        raise TargetError(
+            f"{arguments.command}: takes a script or -m and a module; got nothing. Give what would follow `python`."
+        )
     script = arguments.program[0]
     if not arguments.module and (script.startswith("-") or not Path(script).exists()):
         raise TargetError(
             f"{script}: a program must be a script that exists, and there is none. "
             "Give its path, or -m and the name of a module."
         )
+    if arguments.force and arguments.output is None:
+        raise OptionError("--force: must go with --output, whose file it overwrites; got none. Leave it out.")
     if arguments.max_steps is not None and arguments.max_steps < 1:
         raise OptionError(f"--max-steps: must be 1 or more; got {arguments.max_steps}. Leave it out to record all.")
     if arguments.output is not None:
@@ -100,7 +105,8 @@ def _start(arguments: TraceArguments, base: Path) -> subprocess.Popen[bytes]:
         flags.append("-u")
     module = ["-m"] if arguments.module else []
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if stream is not None:
+            stream.flush()
     command = [sys.executable, *flags, *module, *arguments.program]
     return subprocess.Popen(command, env=_environment(base, arguments.max_steps))
 
@@ -210,7 +216,10 @@ def _ended(said: str, code: int) -> str:
 
 def _why_nothing(code: int) -> str:
     if code < 0:
-        return f"signal {-code} ended the program before it could write; --max-steps or Ctrl-C end a recording in time."
+        return (
+            f"signal {-code} ended the program before it could write, within its first seconds; a handler that raises "
+            "SystemExit, or Ctrl-C, lets it."
+        )
     ignoring = [
         flag
         for flag, given in (
@@ -223,6 +232,6 @@ def _why_nothing(code: int) -> str:
     if ignoring:
         return f"python ran with {' and '.join(ignoring)}, which keeps the recorder out; leave it away."
     return (
-        "no process of the program imported torch and asked for gradients, or what did so left by os._exit or ran "
-        "Python with -I, -E or -S."
+        "no process of the program imported torch and asked for gradients, or what did so left by os._exit or exec, or "
+        "ran Python with -I, -E or -S."
     )
