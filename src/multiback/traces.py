@@ -15,6 +15,7 @@ from multiback.errors import RecordError
 from multiback.records import read
 
 TRACE_SCHEMA = "multiback.trace/1"
+RUNNING = "still running"  # how a record ends that was kept on the way
 
 Level: TypeAlias = Literal["finding", "likely", "note"]
 Kind: TypeAlias = Literal["backward", "grad"]

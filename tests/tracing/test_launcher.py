@@ -208,6 +208,17 @@ def test_children_of_a_killed_program_are_recorded(place):
     assert (record.processes, record.ended, record.program) == (1, "signal 9", ["script.py"])
 
 
+@pytest.mark.parametrize(
+    ("end", "ended", "lost"),
+    [("os.kill(os.getpid(), 15)", "signal 15", True), ("os._exit(3)", "exit 3", True), ("pass", "exit 0", False)],
+)
+def test_what_was_kept_on_the_way_is_there_when_a_signal_ends_the_program(place, monkeypatch, end, ended, lost):
+    monkeypatch.setenv("STAND_IN_KEEPS", "1")
+    record = place.trace(place.write(f"import os; {BACKWARD}; torch.backward(); {end}")).record
+    assert (record.sites[0].calls, record.ended) == (2, ended)
+    assert (["ended without a word" in text for text in record.unobserved] == [True]) == lost
+
+
 CHILDREN = {
     "subprocess": f"subprocess.run([sys.executable, '-c', {BACKWARD!r}], check=True)",
     "fork": "started('fork')",

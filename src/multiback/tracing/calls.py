@@ -26,7 +26,6 @@ class Call:
     chosen : whether it gave cotangents of its own, as a root of several elements must.
     stale : leaves that had changed since its graph used them.
     tied : whether it left a `.grad` that has a graph itself.
-    consumers : by leaf, the oldest node that uses it.
     followed_grad : identity and version of the followed leaf's `.grad` before a call that is not walked.
     """
 
@@ -42,7 +41,6 @@ class Call:
     numbers: Collection[int] | None = None
     least: int = 0
     root: int = -1
-    consumers: dict[int, int] = field(default_factory=dict)
     selecting: int = 0
     ended: int = 0
     seconds: float = 0.0

@@ -4,9 +4,10 @@ Loaded before the program's first line, this file imports only what the interpre
 then, so that a program which has a `types.py` or `random.py` of its own finds that one. All else is imported
 once the program has imported torch.
 
-Three things cannot be seen: a process that ends by `os._exit` or by a signal that it does not handle (its
-part is missing, never torn), one whose interpreter ignores PYTHONPATH (`-I`, `-E`, `-S`, or an environment
-made anew), and one whose own finder in `sys.meta_path` loads torch before this one is asked.
+Three things cannot be seen: what a process did last that ends by `os._exit` or by a signal that it does not
+handle (its part is up to 10 seconds old, and missing if it ran for less than 2), one whose interpreter ignores
+PYTHONPATH (`-I`, `-E`, `-S`, or an environment made anew), and one whose own finder in `sys.meta_path` loads torch
+before this one is asked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
+    from pathlib import Path
     from types import FrameType, ModuleType
     from typing import Any
 
@@ -138,6 +140,7 @@ class _Process:
     def __init__(self, output: str, max_steps: int | None) -> None:
         self._output, self._max_steps = output, max_steps
         self._recording: Recording | None = None
+        self._path: Path | None = None  # of this process's part
         self._writing = False
         self._terminated_by: int | None = None
 
@@ -159,7 +162,8 @@ class _Process:
     def _record(self) -> None:
         from multiback.tracing import recorder
 
-        self._recording = recorder.start(max_steps=self._max_steps)
+        self._path = None
+        self._recording = recorder.start(max_steps=self._max_steps, keep=self._write)
         if os.path.isdir(os.path.dirname(self._output)):
             with open(f"{self._output}.{os.getpid()}.alive", "wb"):
                 pass
@@ -204,7 +208,8 @@ class _Process:
             _end_by(number)
 
     def write(self, ended: str | None = None) -> None:
-        """Finish the recording and write it, once."""
+        """Finish the recording and write it, once; Ctrl-C is let pass until it is written."""
+        deaf = _deaf_to_interrupts()
         self._writing = True  # before the recording is taken, so that SIGTERM never finds it taken and not written
         recording, self._recording = self._recording, None
         try:
@@ -218,6 +223,7 @@ class _Process:
                 os.unlink(f"{self._output}.{os.getpid()}.alive")
             except OSError:
                 pass
+            deaf()
             if self._terminated_by is not None:
                 _end_by(self._terminated_by)
 
@@ -230,12 +236,24 @@ class _Process:
 
         from multiback import records, traces
 
-        path = Path(f"{self._output}.{os.getpid()}.part")
-        again = 2
-        while path.exists():  # of an earlier process with this number
-            path = Path(f"{self._output}.{os.getpid()}-{again}.part")
-            again += 1
-        records.write_atomically(path, traces.encode(record))
+        if self._path is None:
+            self._path = Path(f"{self._output}.{os.getpid()}.part")
+            again = 2
+            while self._path.exists():  # of an earlier process with this number
+                self._path = Path(f"{self._output}.{os.getpid()}-{again}.part")
+                again += 1
+        records.write_atomically(self._path, traces.encode(record))
+
+
+def _deaf_to_interrupts() -> Callable[[], object]:
+    """Ignore SIGINT, where this is the main thread; gives what ends that."""
+    import signal
+
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:
+        return lambda: None
+    return lambda: signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
 
 
 def _end_by(number: int) -> None:

@@ -25,7 +25,7 @@ import psutil
 from multiback import traces
 from multiback.errors import OptionError, RecordError, TargetError
 from multiback.records import check_writable, write_atomically
-from multiback.traces import TraceRecord
+from multiback.traces import RUNNING, TraceRecord
 from multiback.tracing import entering, findings
 
 _HOOK = Path(__file__).parent / "sitecustomize"
@@ -194,10 +194,16 @@ def _gathered(
 ) -> TraceRecord:
     """One record of all processes, judged."""
     merged = traces.merged([*records[True], *records[False]])
+    cut_short = any(record.ended == RUNNING for record in [*records[True], *records[False]])
+    unobserved = [
+        *merged.unobserved,
+        *(["what a process did in its last seconds, when it ended without a word"] * cut_short),
+    ]
     merged = msgspec.structs.replace(
         merged,
         program=[*(["-m"] if arguments.module else []), *arguments.program],
         ended=_ended(merged.ended if records[True] else "exit 0", code),
+        unobserved=unobserved,
         faults=[*merged.faults, *damaged],
     )
     merged.findings = findings.judge(merged)
@@ -208,7 +214,7 @@ def _ended(said: str, code: int) -> str:
     """How the program ended: what its process said of itself where it cannot be told from outside."""
     if said == "stopped recording":
         return said
-    raised = not said.startswith("exit ")
+    raised = not said.startswith("exit ") and said != RUNNING
     if raised and (code == 1 or (code == -signal.SIGINT and said == "KeyboardInterrupt")):
         return said
     return f"exit {code}" if code >= 0 else f"signal {-code}"

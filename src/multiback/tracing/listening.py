@@ -38,13 +38,6 @@ def entrances(walked: Walked, shared: set[int]) -> set[int]:
     return found
 
 
-def around_norm(call: Call, walked: Walked) -> list[Any]:
-    """Hooks before and behind the batch norm that is nearest to the data."""
-    number = min(walked.batch_norms)
-    node = walked.nodes[number]
-    return [node.register_prehook(heard(call, number, node)), node.register_hook(below_norm(call))]
-
-
 def heard(call: Call, number: int, node: Any, *, counting: bool = True) -> Callable[[tuple[Tensor | None, ...]], None]:
     """A prehook that notes when the shared part begins, and which rows carry something there."""
     kind = type(node).__name__

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from multiback._version import __version__
-from multiback.traces import TRACE_SCHEMA, TraceRecord
+from multiback.traces import RUNNING, TRACE_SCHEMA, TraceRecord
 from multiback.tracing.calls import Call
 from multiback.tracing.faults import Faults
 from multiback.tracing.findings import judge
@@ -26,6 +26,7 @@ from multiback.tracing.walking import Walked
 _SHARE = 0.01  # of the elapsed time that walks may take beyond the first of every site
 _PATIENCE = 1.0  # seconds to wait for another thread's call, which may itself wait for one that this thread holds up
 STOPPED = "stopped recording"
+_KEPT_FIRST, _KEPT_EVERY = 2.0, 10.0  # seconds
 FORKED, BLOCK_LEFT = "forked", "block left"
 EXPLANATION = "_multiback_place"
 T = TypeVar("T")
@@ -34,7 +35,7 @@ T = TypeVar("T")
 class Recording:
     """One process's recording, from `start` to `finish`; nothing stays patched after it."""
 
-    def __init__(self, max_steps: int | None) -> None:
+    def __init__(self, max_steps: int | None, keep: Callable[[TraceRecord], None] | None = None) -> None:
         self._started, self._begun = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
         self._max_steps = max_steps
         self._overhead = 0.0
@@ -42,6 +43,7 @@ class Recording:
         self._record: TraceRecord | None = None
         self._lock, self._patience = threading.RLock(), _PATIENCE
         self._observer = Observer(self._spares)
+        self._keep, self._keep_at = keep, self._begun + _KEPT_FIRST
         self.active = True
         PATCHES.add(self)
 
@@ -81,6 +83,7 @@ class Recording:
                 self._overhead += call.listening
                 del walked
             del failure, seen, handles
+            self._keep_so_far()
             self._overhead += ready - began + time.perf_counter() - done
 
     def inside(self, outputs: Any, args: tuple[Any, ...]) -> None:
@@ -148,10 +151,13 @@ class Recording:
         self._record = self._record or self._made(ended)
         return self._record
 
-    def so_far(self) -> TraceRecord:
-        """The record of what has been seen, while recording goes on."""
-        with self._lock:
-            return self._made("still running")
+    def _keep_so_far(self) -> None:
+        """Now and then, hand over what has been seen, in case the process ends by a signal."""
+        now = time.perf_counter()
+        if self._keep is not None and self.active and now >= self._keep_at:
+            keep = self._keep
+            self._safely("while keeping the record", lambda: keep(self._made(RUNNING)))
+            self._keep_at = now + max(_KEPT_EVERY, (time.perf_counter() - now) / _SHARE)
 
     def _made(self, ended: str) -> TraceRecord:
         seen = self._observer
@@ -182,6 +188,6 @@ untraced(Recording._timed)
 untraced(Recording._safely)
 
 
-def start(*, max_steps: int | None = None) -> Recording:
-    """Begin to record this process."""
-    return Recording(max_steps)
+def start(*, max_steps: int | None = None, keep: Callable[[TraceRecord], None] | None = None) -> Recording:
+    """Begin to record this process; `keep` is given what has been seen after 2 seconds, and every 10 from then on."""
+    return Recording(max_steps, keep)
