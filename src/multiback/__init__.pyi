@@ -17,6 +17,7 @@ from .cuts.deferred import DeferredCut as DeferredCut
 from .cuts.existing import Cut as Cut
 from .cuts.making import cut as cut
 from .cuts.row_gradient import RowGradient as RowGradient
+from .cuts.spanning import SpanningCut as SpanningCut
 from .errors import CoupledRowsWarning as CoupledRowsWarning
 from .errors import ExplainedError as ExplainedError
 from .errors import ForgottenBackwardWarning as ForgottenBackwardWarning

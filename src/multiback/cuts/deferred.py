@@ -100,6 +100,18 @@ class DeferredCut(StandIns):
         )
         return "\n".join(lines)
 
+    def parameters(self) -> list[Tensor]:
+        """The trainable leaves that the model uses beside its data, in one order."""
+        return self._inferred.model.leaves
+
+    def data_tensors(self) -> list[Tensor]:
+        """The tensors that hold the data; none for a data set."""
+        return list(self._inferred.source.tensors)
+
+    def acting_on_grad(self) -> str | None:
+        """The name of a parameter with a hook that acts when its gradient is complete."""
+        return self._inferred.model.acting_on_grad()
+
     # ---- into .grad ------------------------------------------------------------------------
 
     def backward(self, *, retain_graph: bool = False) -> None:

@@ -11,6 +11,8 @@ from multiback.cuts.existing import Cut, refuse_inference_mode
 from multiback.cuts.inference import Keep, Options, infer
 from multiback.cuts.models import Model
 from multiback.cuts.sources import Collate, source_of
+from multiback.cuts.spanning import SpanningCut
+from multiback.distributed import Group
 from multiback.errors import OptionError
 from multiback.nested import map_tensors
 from multiback.planner import bytes_of
@@ -36,7 +38,24 @@ def cut(
     collate_fn: Collate | None = None,
     workers: int = 0,
     progress: bool | None = None,
+    group: None = None,
 ) -> DeferredCut: ...
+@overload
+def cut(
+    model: Callable[..., Any],
+    data: Any,
+    /,
+    *,
+    batch_size: int = _BATCH,
+    keep: Keep = "auto",
+    budget: int | str | None = None,
+    device: str | torch.device | None = None,
+    keep_on: str | torch.device | None = None,
+    collate_fn: Collate | None = None,
+    workers: int = 0,
+    progress: bool | None = None,
+    group: Any,
+) -> SpanningCut: ...
 def cut(
     model: Any,
     data: Any = _NOTHING,
@@ -50,6 +69,7 @@ def cut(
     collate_fn: Collate | None = None,
     workers: int = 0,
     progress: bool | None = None,
+    group: Any = None,
 ) -> Any:
     """Infer first, back-propagate later: leaves stand in for outputs, so that losses on them are cheap.
 
@@ -73,10 +93,13 @@ def cut(
     collate_fn, workers : how items of a data set become a batch, and by how many processes, as for
         `torch.utils.data.DataLoader`.
     progress : show a progress line; by default where standard error is a terminal.
+    group : a process group of torch.distributed, such as `torch.distributed.group.WORLD`. Each rank
+        gives its own rows; `value` holds those of all, and gradients are of the sum of the ranks'
+        losses, of parameters on every rank.
 
     Returns
     -------
-    Cut or DeferredCut : `value`, `grad_of`, `grads_of`, `backward`.
+    Cut, DeferredCut or, with a group, SpanningCut : `value`, `grad_of`, `grads_of`, `backward`.
 
     Raises
     ------
@@ -116,6 +139,7 @@ def cut(
             **({"keep": keep} if keep != "auto" else {}),
             **{name: value for name, value in (("budget", budget), ("device", device), ("keep_on", keep_on)) if value},
             **{name: value for name, value in (("collate_fn", collate_fn), ("workers", workers)) if value},
+            **({} if group is None else {"group": group}),
         }
         if given:
             raise OptionError(
@@ -142,7 +166,19 @@ def cut(
         return group if target is None else map_tensors(group, lambda tensor: tensor.to(target))
 
     options = Options(batch_size, keep, bytes_of(budget), room, progress)
-    return DeferredCut(infer(Model(model, types), source, move, options), progress)
+
+    def made() -> DeferredCut:
+        return DeferredCut(infer(Model(model, types), source, move, options), progress)
+
+    if group is None:
+        return made()
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise OptionError(
+            "model: must be a plain module where a group is given, which sums gradients itself; got a "
+            "DistributedDataParallel. Give its .module."
+        )
+    ranks = Group(group)
+    return SpanningCut(ranks.together(made), ranks)
 
 
 def _device(name: str, device: str | torch.device) -> torch.device:

@@ -40,6 +40,7 @@ class Model:
     Attributes
     ----------
     hooks_tensors : whether it puts hooks on tensors as it runs.
+    leaves : parameters and other leaves that require grad, once inference is over.
     needs_copy : whether it writes to its data, so that it must be given copies of the leaves.
     """
 
@@ -55,6 +56,7 @@ class Model:
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
         self._before: Fingerprints | None = None
         self._attributes: Attributes | None = None
+        self.leaves: list[Tensor] = []
         self.needs_copy = self.hooks_tensors = False
         for module in modules_of(call):
             self._meet(module, BufferValues())
@@ -145,6 +147,7 @@ class Model:
             tensor = buffer.tensor
             if tensor is not None and buffer not in self._written and not _is_running_statistic(buffer):
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
+        self.leaves = [tensor for _, tensor in named.values() if tensor.requires_grad and tensor.is_leaf]
         self._before = Fingerprints(list(named.values()))
         self._attributes = Attributes(self._modules)
 

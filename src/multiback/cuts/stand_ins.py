@@ -25,10 +25,16 @@ class StandIns(ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        if error is not None or kind is not None:
+        failed = error is not None or kind is not None
+        waits = self._waits(failed=failed)
+        if failed:
             self._forgotten.detach()
-        elif any(leaf.grad is not None for leaf in self._leaves):
+        elif waits:
             self.backward()
+
+    def _waits(self, *, failed: bool) -> bool:
+        """Whether a block that ends, or has `failed`, leaves gradient to be sent on."""
+        return not failed and any(leaf.grad is not None for leaf in self._leaves)
 
     def _watch(self, leaves: list[Tensor]) -> None:
         """Warn where a gradient on these leaves never reaches the model."""
