@@ -73,7 +73,7 @@ def test_help_lists_and_show_run_without_torch(run_main, arguments):
 def test_every_public_name_exists():
     import multiback
 
-    classes = {"Check", "Cut", "DeferredCut", "Plan", "Problem", "Result", "RowGradient", "Trace"}
+    classes = {"Check", "Cut", "DeferredCut", "Plan", "Problem", "Result", "RowGradient", "SpanningCut", "Trace"}
     errors = {
         *("FreedGraphError", "InputError", "MultibackError", "RecomputationError", "RequestError"),
         *("ExplainedError", "StaleForwardError", "WorkerError", "CoupledRowsWarning", "ForgottenBackwardWarning"),
