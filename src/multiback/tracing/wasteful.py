@@ -11,10 +11,9 @@ _APART = (
     "traversal where losses own separate rows; multiback.cut runs chosen rows again."
 )
 _ADDED = (
-    "All of them add to the same .grad: add the losses up and call backward() once, or give them all to "
-    "multiback.backward(losses). To back-propagate as you go, use `with multiback.cut(output) as cut:` and cut.value "
-    "in place of the output. (Where .grad is read in between, it holds the earlier losses' gradients too: "
-    "multiback.each gives each its own.)"
+    "All of them add to the same .grad: add the losses up and call backward() once, or multiback.backward(losses). As "
+    "you go, `with multiback.cut(output) as cut:` does, and cut.value for output. What reads .grad in between finds "
+    "earlier losses' gradients in it too; multiback.each tells them apart."
 )
 
 
@@ -52,7 +51,7 @@ def _zero_rows(evidence: Evidence) -> Finding | None:
     used, rows, example = evidence.sums["used"], evidence.sums["rows"], evidence.example
     said = (
         f"Losses of slices sent zeros through the rest of the batch: {fmt.percent(1 - used / rows)} of the rows that "
-        f"were traversed carried nothing (in one call {example['used']} of {example['rows']} did not)."
+        f"were traversed carried nothing (one call: {example['used']} of {example['rows']} carried something)."
     )
     remedy = (
         "One backward of all slices' losses fills every row once; multiback.rows gives each row's gradient; "
