@@ -1,5 +1,6 @@
 """State around a forward pass: random number generators, autocast, train modes and buffers."""
 
+import ctypes
 import random
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+_TWISTER_BYTES = 2500  # 624 words and a position, of 32 bits each
+
 
 @dataclass(frozen=True, eq=False)
 class Randomness:
@@ -17,48 +20,74 @@ class Randomness:
 
     cpu: Tensor
     cuda: tuple[Tensor, ...]
-    python: tuple[Any, ...] | None
-    numpy: dict[str, Any] | None
+    python: tuple[Any, ...]
+    numpy: dict[str, Any]
 
     @classmethod
-    def read(cls, *, torch_alone: bool = False) -> "Randomness":
-        """The states as they are now, 10 kB; some 40 microseconds, nearly all of them for numpy's."""
+    def read(cls, *, quick: bool = False) -> "Randomness":
+        """The states as they are now, 10 kB; some 40 microseconds, most of them for numpy's.
+
+        `quick` takes numpy's from the last read where its generator has not moved since: a quarter of that.
+        """
         cuda = tuple(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else ()
-        if torch_alone:
-            return cls(torch.get_rng_state(), cuda, None, None)
-        return cls(torch.get_rng_state(), cuda, random.getstate(), np.random.get_state(legacy=False))
+        return cls(torch.get_rng_state(), cuda, random.getstate(), _numpy_state(quick=quick))
 
     def restore(self) -> None:
         """Put them back."""
         torch.set_rng_state(self.cpu)
         if self.cuda:
             torch.cuda.set_rng_state_all(self.cuda)
-        if self.python is not None:
-            random.setstate(self.python)
-        if self.numpy is not None:
-            np.random.set_state(self.numpy)
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
 
     def same_as(self, other: "Randomness") -> bool:
         """Whether nothing was drawn between the two."""
-        mine, theirs = (self.numpy or {}).get("state", {}), (other.numpy or {}).get("state", {})
         return (
             torch.equal(self.cpu, other.cpu)
             and len(self.cuda) == len(other.cuda)
             and all(torch.equal(one, two) for one, two in zip(self.cuda, other.cuda, strict=True))
             and self.python == other.python
-            and mine.keys() == theirs.keys()
-            and all(np.array_equal(mine[key], theirs[key]) for key in mine)
+            and (self.numpy is other.numpy or _alike(self.numpy, other.numpy))
         )
 
 
+_numpy_seen: tuple[bytes, dict[str, Any]] | None = None
+
+
+def _numpy_state(*, quick: bool) -> dict[str, Any]:
+    """The state of numpy's global generator, which takes numpy a loop in Python's objects to read."""
+    global _numpy_seen  # noqa: PLW0603 - it is numpy's global that is remembered
+    place = _numpy_words()
+    if quick and _numpy_seen is not None and place is not None and _numpy_seen[0] == place:
+        return _numpy_seen[1]
+    state = np.random.get_state(legacy=False)
+    _numpy_seen = None if place is None else (place, state)
+    return state
+
+
+def _numpy_words() -> bytes | None:
+    """The memory of numpy's Mersenne Twister, by its public address; None for another generator."""
+    generator: Any = np.random.get_bit_generator() if hasattr(np.random, "get_bit_generator") else None
+    if type(generator).__name__ != "MT19937":
+        return None
+    return ctypes.string_at(generator.ctypes.state_address, _TWISTER_BYTES)
+
+
+def _alike(one: Any, two: Any) -> bool:
+    """Whether states nested in dicts are equal, numpy's cached normal among them."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(_alike(one[key], two[key]) for key in one)
+    return bool(np.array_equal(one, two))
+
+
 @contextmanager
-def random_kept(*, torch_alone: bool = False) -> Generator[None]:
-    """Put every generator back on leaving."""
-    state = Randomness.read(torch_alone=torch_alone)
+def random_kept(*, quick: bool = False) -> Generator[None]:
+    """Put every generator back on leaving; `quick` where nothing is expected to have moved."""
+    state = Randomness.read(quick=quick)
     try:
         yield
     finally:
-        if not state.same_as(Randomness.read(torch_alone=torch_alone)):
+        if not state.same_as(Randomness.read(quick=quick)):
             state.restore()
 
 
@@ -192,36 +221,57 @@ class BufferValues:
 
 
 class Attributes:
-    """Modules' attributes that are numbers, flags or texts, such as a count of calls or a strength that is set."""
+    """Modules' attributes that are numbers, flags, texts or tuples of them, such as a count of calls or a strength.
+
+    Private ones too, and what a module has put in the place of its class's; torch's own are left out.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
-        self._kept = [
-            (part, name, value)
-            for root in self._modules
-            for part in root.modules()
-            for name, value in part.__dict__.items()
-            if type(value) in (int, float, bool, str) and name != "training" and not name.startswith("_")
-        ]
+        parts = {part: None for root in modules for part in root.modules()}
+        self._kept = [(part, _plain_attributes(part)) for part in parts]
+        self._whole = True
 
     def changed(self) -> "Attributes":
-        """Those that have another value now, with the value that they had."""
+        """Those that have another value now, with the value that they had; for new ones that there was none."""
         found = Attributes(())
-        found._kept = [kept for kept in self._kept if not self._is(kept)]
+        found._whole = False
+        for part, kept in self._kept:
+            now = _plain_attributes(part)
+            if now != kept:
+                names = {**kept, **now} if self._whole else kept
+                then = {name: kept.get(name, _ABSENT) for name in names}
+                differing = {name: one for name, one in then.items() if not _is_same(one, now.get(name, _ABSENT))}
+                found._kept += [(part, differing)] if differing else []
         return found
 
     def differing(self) -> str | None:
         """The name of the first that has another value now."""
-        return next((f'attribute "{name}" of {type(part).__name__}' for part, name, _ in self.changed()._kept), None)
+        names = ((part, name) for part, kept in self.changed()._kept for name in kept)
+        return next((f'attribute "{name}" of {type(part).__name__}' for part, name in names), None)
 
     def restore(self) -> None:
         """Put the values back."""
-        for part, name, value in self._kept:
-            if part.__dict__.get(name) is not value:
-                part.__dict__[name] = value
+        for part, kept in self.changed()._kept:
+            for name, value in kept.items():
+                if value is _ABSENT:
+                    part.__dict__.pop(name, None)
+                else:
+                    part.__dict__[name] = value
 
-    @staticmethod
-    def _is(kept: tuple[nn.Module, str, object]) -> bool:
-        part, name, value = kept
-        now = part.__dict__.get(name)
-        return type(now) is type(value) and (now == value or now is value)
+
+_ABSENT = object()
+_PLAIN = (int, float, bool, str, type(None))
+_TORCHS_OWN = frozenset(nn.Module().__dict__)
+
+
+def _plain_attributes(part: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in part.__dict__.items() if name not in _TORCHS_OWN and _is_plain(value)}
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    return kind in _PLAIN or issubclass(kind, np.generic) or (kind is tuple and all(map(_is_plain, value)))
+
+
+def _is_same(one: object, two: object) -> bool:
+    return one is two or (type(one) is type(two) and bool(one == two))

@@ -41,6 +41,8 @@ def cotangents_of(
 
     Each by a traversal of the loss's own graph, which is freed by the last one.
     """
+    if not all(leaf.requires_grad for leaf in leaves):
+        raise RequestError("cut.value: must require grad, as it is made; it was frozen. Set requires_grad_() again.")
     wanted = [*leaves, *(target.given for target in targets)]
     distinct, repeats = distinct_losses(losses_of(losses))
     scalars = scalars_of(distinct)

@@ -108,10 +108,23 @@ def traversed(run: Run, parts: Sequence[Routed]) -> Iterator[tuple[int, Piece]]:
             # where rows meet, a loss may touch others of its batch than those whose output it uses
             rows = part.rows if run.apart else torch.cat([part.rows, run.rows[nonzero_rows(there)]]).unique()
             if len(rows) == len(run.rows):
-                yield part.loss, Piece(rows, gradients)
+                yield part.loss, Piece(rows, _owned(gradients))
                 continue
             index = torch.searchsorted(run.rows, rows)
             yield part.loss, Piece(rows, [None if one is None else one[index.to(one.device)] for one in gradients])
+
+
+def _owned(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradients in memory of their own: the engine gives one tensor to two inputs of a sum, and expands."""
+    seen = set[int]()
+
+    def owned(one: Tensor) -> Tensor:
+        shared = one.untyped_storage().data_ptr() in seen or not one.is_contiguous()
+        mine = one.clone(memory_format=torch.contiguous_format) if shared else one
+        seen.add(mine.untyped_storage().data_ptr())
+        return mine
+
+    return [None if one is None else owned(one) for one in gradients]
 
 
 def joined(pieces: Sequence[Piece], template: Any, num_rows: int, device: torch.device) -> RowGradient:

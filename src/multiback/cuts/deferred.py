@@ -55,6 +55,7 @@ class DeferredCut(StandIns):
         self.keep = "graph" if inferred.keeping else "recompute"
         self.graph_bytes = inferred.graph_bytes
         self._broken: list[Tensor] = []
+        self._own: list[Tensor] = []
         self._watch(self._leaves)
 
     @property
@@ -159,8 +160,9 @@ class DeferredCut(StandIns):
         """The gradient on `value`, dense; RequestError where there is none, or part of it has been sent on already."""
         refuse_inference_mode()
         for leaf in self._leaves:
-            if leaf.grad is not None and (leaf.grad.requires_grad or leaf.grad.layout != torch.strided):
-                leaf.grad = dense(leaf.grad.detach())
+            if leaf.grad is not None and not any(leaf.grad is one for one in (*self._own, *self._broken)):
+                leaf.grad = dense(leaf.grad.detach()).clone(memory_format=torch.contiguous_format)
+        self._own = [leaf.grad for leaf in self._leaves if leaf.grad is not None]  # rows are zeroed once they are sent
         waiting = self._accumulated()
         if any(one is not None and any(one is old for old in self._broken) for one in waiting):
             raise RequestError(

@@ -1,8 +1,10 @@
 """Fingerprints of tensors' bits, by which a later change is seen, also one through `.data`.
 
-The bits of a tensor, as 64-bit words, each weighted by its position and added modulo 2^64, are the
-fingerprint. No order of summation changes it, and blocks that change places change it. Many words are laid
-out as a matrix first, whose row sums and column sums are what is weighted: no copy of the tensor is made.
+The bits of a tensor, as words of 32 bits and less, each times a random number of 64 bits that belongs to
+its place, are added up modulo 2^64. Two tensors that differ have the same sum with a chance of 2^-33 or so
+(multilinear hashing: Lemire and Kaser, "Strongly universal string hashing is fast", 2014); words are half as
+wide as the numbers, since a change of the highest bit alone would be lost in pairs. Many words are laid out
+as a matrix first, whose row sums and column sums are what is weighted: no copy of the tensor is made.
 """
 
 import functools
@@ -14,23 +16,22 @@ from torch import Tensor
 _WIDTH = 4093  # a prime, so that a tensor's own rows do not line up with the matrix's
 _LARGE = 1 << 16  # words
 _SMALL = 1 << 18  # bytes
-_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+_WORDS = {4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 @functools.cache
 def _weights(count: int, device: torch.device) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    return (torch.randint(-(1 << 62), 1 << 62, (count,), generator=generator) | 1).to(device)
+    generator = torch.Generator("cpu").manual_seed(0)
+    bounds = torch.iinfo(torch.int64)
+    return torch.randint(bounds.min, bounds.max, (count,), generator=generator, device="cpu").to(device)
 
 
 def _words(rows: Tensor) -> Tensor:
-    """[B, n] of any plain dtype as [B, m] 64-bit words."""
-    rows = rows.contiguous()
-    if rows.shape[1] * rows.element_size() % 8 == 0 and rows.data_ptr() % 8 == 0:
-        return rows.view(torch.int64)
-    if rows.element_size() == 16:
-        return torch.view_as_real(rows).reshape(rows.shape[0], -1).view(torch.int64)
-    return rows.view(_WORDS[rows.element_size()]).to(torch.int64)
+    """[B, n] of any plain dtype as [B, m] words of at most 32 bits."""
+    rows = rows.resolve_conj().resolve_neg().contiguous()
+    if rows.is_complex():
+        rows = torch.view_as_real(rows).flatten(1)
+    return rows.view(_WORDS.get(rows.element_size(), torch.int32))
 
 
 def of_rows(tensor: Tensor) -> Tensor:
@@ -42,16 +43,19 @@ def of_rows(tensor: Tensor) -> Tensor:
     if words.shape[1] >= _LARGE:
         whole = words.shape[1] // _WIDTH * _WIDTH
         table = words[:, :whole].reshape(words.shape[0], -1, _WIDTH)
-        words = torch.cat([words[:, whole:], table.sum(1), table.sum(2)], 1)
+        sums = [table.sum(1, dtype=torch.int64), table.sum(2, dtype=torch.int64)]
+        words = torch.cat([words[:, whole:].long(), *sums], 1)
     size = 1 << max(words.shape[1] - 1, 1).bit_length()
-    return (words * _weights(size, words.device)[: words.shape[1]]).sum(1)
+    return (words.long() * _weights(size, words.device)[: words.shape[1]]).sum(1)
 
 
 def of_tensor(tensor: Tensor) -> Tensor | None:
     """The fingerprint of a whole tensor, int64 []; None where its bits cannot be read as plain storage."""
+    if _place(tensor) is None:
+        return None
     try:
         return of_rows(tensor.detach().reshape(1, -1))[0]
-    except RuntimeError:  # sparse, quantised, a wrapper without storage
+    except RuntimeError:  # quantised, or a wrapper without storage
         return None
 
 
@@ -90,15 +94,28 @@ class Fingerprints:
         ]
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Where a tensor's values are and how they are laid out; `.data =` gives it others."""
-    return tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride()
+def _place(tensor: Tensor) -> tuple[object, ...] | None:
+    """Where a tensor's values are and how they are read, which `.data =` changes; None where they are not to be read.
+
+    A storage can be freed under a tensor, as sharding does, and another come to lie at its address.
+    """
+    if tensor.layout != torch.strided or tensor.device.type == "meta":
+        return None
+    try:
+        storage = tensor.untyped_storage()
+        size = storage.nbytes()
+    except (NotImplementedError, RuntimeError):  # a wrapper without storage
+        return None
+    if tensor.numel() and not size:
+        return None
+    views = tensor.is_conj(), tensor.is_neg()
+    return storage._cdata, size, tensor.storage_offset(), tensor.shape, tensor.dtype, tensor.stride(), views
 
 
 def _bits(tensor: Tensor) -> Tensor | None:
     """A small tensor on the CPU as integers; None for any other."""
-    dtype = _WORDS.get(tensor.element_size())
-    if tensor.layout != torch.strided or tensor.device.type != "cpu" or dtype is None:
+    dtype = _WORDS.get(tensor.element_size(), torch.int64 if tensor.element_size() == 8 else None)
+    if dtype is None or tensor.device.type != "cpu" or _place(tensor) is None or tensor.is_conj() or tensor.is_neg():
         return None
     return tensor.detach().view(dtype) if tensor.numel() * tensor.element_size() <= _SMALL else None
 

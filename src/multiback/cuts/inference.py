@@ -16,8 +16,7 @@ from multiback.cuts.models import Model, Replayed
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import OptionError, RequestError
 from multiback.nested import map_tensors, named_tensors, tensors_in
-from multiback.report import progress
-from multiback.states import Randomness
+from multiback.states import Randomness, random_kept
 from multiback.survey import has_reentrant
 
 Keep = Literal["graph", "recompute", "auto"]
@@ -54,6 +53,8 @@ def shown(wanted: bool | None, label: str, count: int) -> Iterator[int]:
         number += 1
     if number == count:
         return
+    with random_kept():  # importing rich draws from Python's generator
+        from multiback.report import progress
     with progress.showing(wanted) as update:
         for number in range(number, count):  # noqa: B020 - goes on where the other loop ended
             update(Stand(f"{label} {number + 1} of {count}", number / count))

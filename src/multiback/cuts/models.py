@@ -1,5 +1,6 @@
 """The model of a cut: its modules, parameters, buffers and modes, and running it again as it was."""
 
+import itertools
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
@@ -54,6 +55,7 @@ class Model:
         self._written: dict[Buffer, None] = {}
         self._parts: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []
         self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
+        self._unwritten: list[tuple[Buffer, Tensor]] = []
         self._before: Fingerprints | None = None
         self._attributes: Attributes | None = None
         self.leaves: list[Tensor] = []
@@ -146,6 +148,7 @@ class Model:
         for buffer in self._buffers:
             tensor = buffer.tensor
             if tensor is not None and buffer not in self._written and not _is_running_statistic(buffer):
+                self._unwritten.append((buffer, tensor))
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
         self.leaves = [tensor for _, tensor in named.values() if tensor.requires_grad and tensor.is_leaf]
         self._before = Fingerprints(list(named.values()))
@@ -163,13 +166,17 @@ class Model:
     def _replaced(self) -> str | None:
         """The name of the first module or parameter that is another object than at inference."""
         for prefix, module, children in self._parts:
-            if module._modules != children:
-                now = module._modules
-                key = next(key for key in {**children, **now} if now.get(key, self) is not children.get(key, self))
+            now = module._modules
+            if len(now) != len(children) or not all(map(_is_one, now.items(), children.items())):
+                pairs = itertools.zip_longest(now.items(), children.items(), fillvalue=("", None))
+                key = next(one[0] or other[0] for one, other in pairs if not _is_one(one, other))
                 return f'module "{prefix}.{key}"' if prefix else f'module "{key}"'
         for module, key, tensor, name in self._places:
-            if module._parameters[key] is not tensor:
+            if module._parameters.get(key) is not tensor:
                 return name
+        for buffer, tensor in self._unwritten:
+            if buffer.tensor is not tensor:
+                return f'buffer "{buffer.name}"'
         return None if self._attributes is None else self._attributes.differing()
 
     def acting_on_grad(self) -> str | None:
@@ -189,11 +196,11 @@ class Model:
         """Run it with a graph, in the modes and autocast of inference, from its state then.
 
         What it writes to buffers and attributes, and draws, is undone when the context is left, after
-        the traversal. One that has been `tried`, and drew nothing, is watched at torch's generators alone.
+        the traversal. One that has been `tried` is expected to draw nothing.
         """
         outer = BufferValues(self._written)
         attributes = Attributes(self._modules) if self._attributes is None else self._attributes
-        with random_kept(torch_alone=tried), self.modes.replayed():
+        with random_kept(quick=tried), self.modes.replayed():
             if random is not None:
                 random.restore()
             replayed.restore()
@@ -217,6 +224,11 @@ def _plain_attention() -> Generator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(found)
+
+
+def _is_one(one: tuple[str, object], other: tuple[str, object]) -> bool:
+    """Whether two children are the same object under the same name."""
+    return one[0] == other[0] and one[1] is other[1]
 
 
 def _is_running_statistic(buffer: Buffer) -> bool:

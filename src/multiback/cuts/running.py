@@ -198,10 +198,9 @@ class _Scale:
 
 
 def _wide(value: Tensor) -> Tensor:
-    """[n, elements], in a dtype that adds up well."""
+    """[n, elements], in a dtype whose squares neither vanish nor overflow."""
     real = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-    flat = real.reshape(value.shape[0], -1)
-    return flat if flat.dtype == torch.float64 else flat.float()
+    return real.reshape(value.shape[0], -1).double()
 
 
 def _norms(rows: Tensor) -> Tensor:

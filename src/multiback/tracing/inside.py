@@ -4,8 +4,8 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 from multiback.errors import ExplainedError
-from multiback.report import console
 from multiback.report import trace as report
+from multiback.states import random_kept
 from multiback.traces import Finding, Site, TraceRecord
 from multiback.tracing.recorder import BLOCK_LEFT, EXPLANATION, Recording, start
 
@@ -48,6 +48,8 @@ class Trace:
         return str(self)
 
     def __str__(self) -> str:
+        with random_kept():  # importing rich draws from Python's generator
+            from multiback.report import console
         return console.text_of(report.build(self.record))
 
 
