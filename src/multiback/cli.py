@@ -5,6 +5,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -189,11 +190,11 @@ class _Running(typer.core.TyperCommand):
         for place, given in enumerate(args):
             if given == "--" or not given.startswith("-"):
                 break
-            if given.startswith("-m"):
+            if given.startswith("-m") and given != args[-1]:
                 end = place + (2 if given == "-m" else 1)
                 args = [*args[:end], "--", *args[end:]]
                 break
-            if given in ("--output", "--max-steps"):
+            if given in ("--output", "--max-steps") and place + 1 < len(args):
                 args[place + 1 : place + 2] = [f"={value}" for value in args[place + 1 : place + 2]]
                 args = [*args[:place], "".join(args[place : place + 2]), *args[place + 2 :]]
                 return self.parse_args(ctx, args)
@@ -259,7 +260,9 @@ def _launched(given: _Launch, *, debug: bool) -> int:
 
     def show(record: TraceRecord) -> None:
         document = report.build_errors(record) if given.command == "explain" else report.build(record)
-        if sys.stderr is not None:
+        with suppress(OSError):  # nobody can read it; the program's exit code stands
+            if sys.stderr is None:
+                return
             console.draw(document, console.make_console(sys.stderr))
 
     arguments = launcher.TraceArguments(

@@ -57,6 +57,7 @@ class Call:
     norm_rows: tuple[int, int] | None = None
     cleared: bool = False
     stale: list[tuple[Any, str, Place | None]] = field(default_factory=list)
+    leaves: frozenset[int] = frozenset()
     tied: bool = False
     followed_grad: tuple[int, int] | None = None
 
@@ -71,6 +72,8 @@ class Story:
     cleared : whether some `.grad` was taken away or zeroed between calls, so that they were kept apart.
     stepped : whether an optimiser stepped between them.
     shared : what the program calls a tensor that they share.
+    leaves : all that were reached, by identity.
+    in_common : whether some leaf was reached by several calls.
     rows : by call, rows that carried something where the shared part begins, and all rows there.
     """
 
@@ -89,6 +92,8 @@ class Story:
     selecting: int = 0
     rows: list[tuple[int, int]] = field(default_factory=list)
     norm_rows: tuple[int, int] | None = None
+    leaves: set[int] = field(default_factory=set)
+    in_common: bool = False
 
     def add(self, call: Call) -> None:
         """A call that has run."""
@@ -105,6 +110,9 @@ class Story:
             self.rows.append(max(call.rows.values(), key=lambda pair: pair[1]))
         self.norm_rows = call.norm_rows or self.norm_rows
         self.cleared |= call.cleared
+        self.in_common |= not self.leaves.isdisjoint(call.leaves)
+        self.leaves |= call.leaves
+        call.leaves = frozenset()
         self.chosen |= call.chosen and call is not self.first
 
     def close(self, see: Callable[[Evidence], None]) -> None:
@@ -112,7 +120,7 @@ class Story:
         where = max(self.places) if len(self.places) > 1 else self.first.place
         if self.calls < 2 or self.second_order:
             return
-        apart = self.cleared or "grad" in self.kinds
+        apart = self.cleared or "grad" in self.kinds or not self.in_common
         sparse = [pair for pair in self.rows if pair[0] < pair[1]]
         slices = bool(sparse) and self.selecting > 0 and 2 * len(sparse) >= len(self.rows)
         see(

@@ -1,11 +1,14 @@
 """What goes wrong inside the recorder: kept apart from the program's own exceptions, and noted once."""
 
+import functools
+import inspect
 import signal
 from pathlib import PurePath
 from types import CodeType
 from typing import Any
 
 _MOST = 20
+_OURS = ("builtins", "torch", "multiback", "msgspec")  # where what we may raise ourselves is defined
 
 
 class Faults:
@@ -32,8 +35,8 @@ class Faults:
 
 
 def is_the_programs(error: BaseException) -> bool:
-    """Whether it comes out of a signal handler, which runs wherever the program is: also between our own lines."""
-    if not isinstance(error, Exception):
+    """Whether the program has raised it between our own lines: in a signal handler, or of a kind of its own."""
+    if not isinstance(error, Exception) or type(error).__module__.partition(".")[0] not in _OURS:
         return True
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     frame = error.__traceback__
@@ -45,5 +48,8 @@ def is_the_programs(error: BaseException) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
     function = getattr(handler, "__func__", handler)
-    return getattr(function, "__code__", None) or getattr(vars(type(handler)).get("__call__"), "__code__", None)
+    called = inspect.getattr_static(type(function), "__call__", None)
+    return getattr(function, "__code__", None) or getattr(called, "__code__", None)

@@ -7,7 +7,7 @@ from multiback.errors import ExplainedError
 from multiback.report import trace as report
 from multiback.states import random_kept
 from multiback.traces import Finding, Site, TraceRecord
-from multiback.tracing.recorder import BLOCK_LEFT, EXPLANATION, Recording, start
+from multiback.tracing.recorder import BLOCK_LEFT, Recording, start
 
 _EXPLAINED = ("freed-graph", "changed-in-place")
 
@@ -117,8 +117,8 @@ def explained() -> Generator[None]:
         yield
     except RuntimeError as error:
         record = recording.finish(type(error).__name__)
-        where = error.__dict__.get(EXPLANATION)
-        found = [one for one in record.findings if one.code in _EXPLAINED and str(one.place) == where]
+        where = recording.place_of(error)
+        found = [one for one in record.findings if one.code in _EXPLAINED and one.place == where]
         if not found or isinstance(error, ExplainedError):
             raise
         first = str(error).splitlines()[0].partition(". ")[0]

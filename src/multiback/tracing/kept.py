@@ -14,7 +14,7 @@ from multiback.tracing.calls import Call, Story, Token
 from multiback.tracing.walking import Walked, fingerprint, saved_bytes
 
 _EDITED = 8  # leaves of a kept graph, looked at for edits without a new version
-_SERVING = ("torch.utils.data", "multiprocessing.queues", "tqdm", "IPython", "ipykernel", "zmq", "tornado")
+_SERVING = ("torch.utils.data", "logging", "multiprocessing.queues", "tqdm", "IPython", "ipykernel", "zmq", "tornado")
 See = Callable[[Evidence], None]
 
 
@@ -84,6 +84,17 @@ class Kept:
             others = sum(number < entered and number not in shared for number in walked.nodes)
             call.weight = len(shared) / (len(shared) + others)
         return shared
+
+    def unfollowed(self, call: Call, walked: Walked, others: Iterable[Call]) -> None:
+        """What this call may share with graphs that were kept and not followed: those made in between its own nodes."""
+        for one in others:
+            if (
+                one.retain
+                and one.numbers is None
+                and one.thread == call.thread
+                and walked.least < one.root < walked.root
+            ):
+                self._reusing.add(one.place)
 
     def look_only(self, walked: Walked) -> None:
         """A call that is not recorded, such as one inside another, goes through graphs."""

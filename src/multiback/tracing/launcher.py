@@ -91,6 +91,8 @@ def _check(arguments: TraceArguments) -> None:
             f"{script}: a program must be a script that exists, and there is none. "
             "Give its path, or -m and the name of a module."
         )
+    if arguments.output is not None and not arguments.output.name:
+        raise OptionError("--output: must name a file; got nothing. Leave it out to show the report alone.")
     if arguments.force and arguments.output is None:
         raise OptionError("--force: must go with --output, whose file it overwrites; got none. Leave it out.")
     if arguments.max_steps is not None and arguments.max_steps < 1:
@@ -223,8 +225,8 @@ def _ended(said: str, code: int) -> str:
 def _why_nothing(code: int) -> str:
     if code < 0:
         return (
-            f"signal {-code} ended the program before it could write, within its first seconds; a handler that raises "
-            "SystemExit, or Ctrl-C, lets it."
+            f"signal {-code} ended the program before it could write, or before a call that came after its first two "
+            "seconds; a handler that raises SystemExit, or Ctrl-C, lets it."
         )
     ignoring = [
         flag

@@ -82,6 +82,8 @@ class Observer:
         if walked.compiled:
             self._cannot_see(f"{call.place}: what a compiled function does inside its backward")
         call.numbers, call.least, call.root = walked.numbers, walked.least, walked.root
+        call.leaves = frozenset(walked.leaves)
+        self._kept.unfollowed(call, walked, self._calls)
         shared = self._look_for_kept(call, walked, handles)
         self._look_for_stale(call, walked)
         if self._counts(call):
@@ -193,7 +195,7 @@ class Observer:
         if call.story is not None:
             call.story.add(call)
         self._tell_stale(call)
-        self._look_for_growth(call, nodes, outputs)
+        self._look_for_growth(call, walked, outputs)
         self._accumulate(site, call, leaves)
         if call.kind == "backward":
             self.ranks.after(leaves, call.place, self._see)
@@ -232,11 +234,10 @@ class Observer:
             example["name"] = name_of(leaf)
         self._see(Evidence(code="stale-gradient", place=call.place, example=example))
 
-    def _look_for_growth(self, call: Call, nodes: int, outputs: Any) -> None:
-        grown = self._growth.look(call, nodes)
+    def _look_for_growth(self, call: Call, walked: Walked, outputs: Any) -> None:
+        grown = self._growth.look(call, walked)
         if grown is not None:
             roots = roots_of(outputs)
-            walked = walk(roots)
             old = {number for number in walked.nodes if number < grown.before}
             found = postmortem.surviving(walked, roots, old, self._remembered())
             example = {"nodes": grown.sizes, "calls": grown.calls, "retain": call.retain, **found}

@@ -87,6 +87,7 @@ class Parameters:
         `few` looks at one of those that it had looked at, each time another.
         """
         known = [k for k in kept.fingerprints if k in walked.leaves and walked.consumers[k] < kept.ended]
+        known = [k for k in known if self.of(walked.leaves[k]).stepped is None or kept.step == call.step]
         if few and known:
             known = [known[call.number % len(known)]]
         leaves = [(walked.leaves[key], kept.fingerprints[key]) for key in known]
@@ -95,12 +96,15 @@ class Parameters:
     def before(self, leaves: Iterable[Tensor], call: Call) -> None:
         """Forget what `.grad` held, where it has been taken away or zeroed since.
 
-        The call is `cleared` where that was left by an earlier call on its own graph: they are kept apart.
+        The call is `cleared` where an earlier call on its own graph had left that, or something else has
+        changed it since: their gradients are kept apart, and are not those of the sum.
         """
         for leaf in leaves:
             known, grad = self.of(leaf), grad_of(leaf)
-            if known.left and (grad is None or (known.grad not in (None, grad) and self._is_reset(leaf, known))):
-                call.cleared |= call.story is not None and any(one.story is call.story for one in known.left)
+            if not known.left or (grad is not None and known.grad in (None, grad)):
+                continue
+            call.cleared |= call.story is not None and any(one.story is call.story for one in known.left)
+            if self._is_reset(leaf, known):  # and not only scaled, as clipping does
                 known.left.clear()
 
     @staticmethod

@@ -1,9 +1,9 @@
 """The one patch of torch that all recordings of a process share: the engine's entry, optimiser steps, DDP forwards."""
 
+import functools
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -43,8 +43,9 @@ class Patches:
     def __init__(self) -> None:
         self._listeners: tuple[Listener, ...] = ()
         self._undo: list[Callable[[], None]] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may begin a recording of its own
         self._stepping = 0
+        self._patch_number = 0
 
     def add(self, listener: Listener) -> None:
         """Let it hear."""
@@ -69,6 +70,7 @@ class Patches:
             self._undo.clear()
 
     def _patch(self) -> None:
+        self._patch_number += 1
         self._undo = [_replace(torch.autograd, "_engine_run_backward", self._engine)]
         if torch.distributed.is_available():
             self._undo.append(_replace(torch.nn.parallel.DistributedDataParallel, "forward", self._forward))
@@ -88,10 +90,14 @@ class Patches:
         self._undo += [before.remove, after.remove]
 
     def _engine(self, engine: Engine) -> Engine:
+        mine = self._patch_number
+
         def watched(outputs: Any, *args: Any, **options: Any) -> Any:
-            if self._stepping and not self._listeners:  # a step was left by an exception
+            if not self._listeners:  # the last one ended within a step
                 self._stepping = 0
                 self.remove_unused()
+            if mine != self._patch_number:  # somebody who wraps the engine has kept an earlier patch of ours
+                return engine(outputs, *args, **options)
             if torch._C._current_graph_task_id() != -1:
                 for listener in self._listeners:
                     listener.inside(outputs, args)
@@ -100,7 +106,7 @@ class Patches:
                 return engine(outputs, *args, **options)
             run = engine
             for listener in self._listeners:
-                run = partial(listener.call, run)
+                run = functools.partial(listener.call, run)
             return run(outputs, *args, **options)
 
         return untraced(watched, through=True)
@@ -111,8 +117,11 @@ class Patches:
             self._unpatch_if_unused()
 
     def _forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        mine = self._patch_number
+
+        @functools.wraps(forward)
         def watched(module: Any, *args: Any, **options: Any) -> Any:
-            for listener in self._listeners:
+            for listener in self._listeners if mine == self._patch_number else ():
                 listener.forward(module)
             return forward(module, *args, **options)
 
@@ -121,7 +130,7 @@ class Patches:
     def forked(self) -> None:
         """In a child: nobody listens here, and a lock may be held by a thread that is not."""
         listeners, self._listeners = self._listeners, ()
-        self._lock, self._stepping = threading.Lock(), 0
+        self._lock = threading.RLock()
         for listener in listeners:
             listener.forked()
         self._unpatch_if_unused()

@@ -15,6 +15,7 @@ import torch
 
 import multiback
 from multiback.traces import Place
+from multiback.tracing.wasteful import MIXED
 
 _OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, multiback.__file__))
 _LIBRARY = ("<frozen", sysconfig.get_paths()["stdlib"] + os.sep)
@@ -26,7 +27,7 @@ _WATCHING = ("__torch_function__", "__torch_dispatch__")
 _LOCALS_APART = (3, 13)  # from here on f_locals is a view of its own
 _PYTEST = "@py_builtins"  # in whose rewritten assertions locals() stands in the message alone
 _SHOWING_LOCALS = frozenset({"locals", "exec", "eval", "vars", "dir"})
-_IN_PLACE_ON_PURPOSE = ("requires_grad_", "zero_grad_", "retain_grad_", "detach_")
+_ON_PURPOSE = ("requires_grad_", "zero_grad_", "retain_grad_", "detach_")
 _ONLY_OURS = 4  # the frame's reference, the caller's, the parameter's and the count's own
 
 
@@ -85,10 +86,17 @@ def names_in(frame: FrameType | None) -> dict[int, Name]:
             for path, tensor in _tensors(name, value, left):
                 node = _maker(tensor)
                 if node is not None:
-                    kind = type(value).__name__ if "[" in path else ""
+                    kind = _kind_of(value) if "[" in path else ""
                     found.setdefault(node._sequence_nr(), Name(path, kind))
         _let_go(one, names)
     return found
+
+
+def _kind_of(value: Any) -> str:
+    """What holds a named tensor: tuple, list or dict of tensors alone, or mixed."""
+    items = value.values() if type(value) is dict else value
+    alone = type(value) in (tuple, list, dict) and all(issubclass(type(item), torch.Tensor) for item in items)
+    return type(value).__name__ if alone else MIXED
 
 
 def _may_look(code: CodeType) -> bool:
@@ -159,12 +167,27 @@ def assigned(frame: FrameType, name: str) -> list[int]:
 def edited(frame: FrameType) -> list[tuple[int, str]]:
     """Lines of the frame's file that change something in place, such as `x += 1` or `x.relu_()`: line and text."""
     found: dict[int, str] = {}
-    for node in _parsed(frame.f_code.co_filename):
+    tree = _parsed(frame.f_code.co_filename)
+    counters = _counters(tree)
+    for node in tree:
         method = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
-        in_place = method.endswith("_") and not method.startswith("_") and method not in _IN_PLACE_ON_PURPOSE
-        if isinstance(node, ast.AugAssign) or (isinstance(node, ast.Call) and in_place):
+        in_place = method.endswith("_") and not method.startswith(("_", "clip_grad")) and method not in _ON_PURPOSE
+        in_place = in_place and "init." not in ast.unparse(node)
+        augmented = isinstance(node, ast.AugAssign) and not _counts(node, counters)
+        into_part = isinstance(node, ast.Assign) and any(isinstance(one, ast.Subscript) for one in node.targets)
+        if isinstance(node, (ast.AugAssign, ast.Assign, ast.Call)) and (augmented or into_part or in_place):
             found[node.lineno] = linecache.getline(frame.f_code.co_filename, node.lineno).strip()
     return sorted(found.items())
+
+
+def _counts(node: ast.AugAssign, counters: set[str]) -> bool:
+    return isinstance(node.target, ast.Name) and node.target.id in counters
+
+
+def _counters(tree: list[ast.AST]) -> set[str]:
+    """Names that a file sets to a number somewhere."""
+    sets = [node for node in tree if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
+    return {one.id for node in sets for one in node.targets if isinstance(one, ast.Name)}
 
 
 def _parsed(file: str) -> list[ast.AST]:

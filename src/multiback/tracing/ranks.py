@@ -10,6 +10,8 @@ from torch import Tensor
 from multiback.traces import Evidence, Place
 from multiback.tracing import places
 
+_SEVERAL = 2  # ranks
+
 
 class Ranks:
     """What is known of the DDP modules whose forwards and backwards this process has seen."""
@@ -24,7 +26,8 @@ class Ranks:
         if not torch.is_grad_enabled():
             return
         place = places.place_of(places.caller(places.current()))
-        reduced = bool(module.require_backward_grad_sync)
+        alone = torch.distributed.get_world_size(module.process_group) < _SEVERAL
+        reduced = bool(module.require_backward_grad_sync) and not alone
         gone = {key for key, (known, *_) in self._modules.items() if known() is None}
         self._modules = {key: known for key, known in self._modules.items() if key not in gone}
         self._of = {leaf: key for leaf, key in self._of.items() if key not in gone} if gone else self._of

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from multiback._version import __version__
-from multiback.traces import RUNNING, TRACE_SCHEMA, TraceRecord
+from multiback.traces import RUNNING, TRACE_SCHEMA, Place, TraceRecord
 from multiback.tracing.calls import Call
 from multiback.tracing.faults import Faults
 from multiback.tracing.findings import judge
@@ -28,7 +28,6 @@ _PATIENCE = 1.0  # seconds to wait for another thread's call, which may itself w
 STOPPED = "stopped recording"
 _KEPT_FIRST, _KEPT_EVERY = 2.0, 10.0  # seconds
 FORKED, BLOCK_LEFT = "forked", "block left"
-EXPLANATION = "_multiback_place"
 T = TypeVar("T")
 
 
@@ -41,6 +40,7 @@ class Recording:
         self._overhead = 0.0
         self._faults = Faults()
         self._record: TraceRecord | None = None
+        self._failed: tuple[int, Place | None] = 0, None
         self._lock, self._patience = threading.RLock(), _PATIENCE
         self._observer = Observer(self._spares)
         self._keep, self._keep_at = keep, self._begun + _KEPT_FIRST
@@ -73,13 +73,13 @@ class Recording:
             done = time.perf_counter()
             for handle in handles:
                 handle.remove()
-            if seen is not None:
+            if seen is not None and self.active:
                 call, walked = seen
                 call.seconds, call.finished_at = max(0.0, done - ready - call.listening), done
                 call.faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - faults
                 self._safely("after a call", self._observer.after, call, walked, outputs, failure)
-                if isinstance(failure, RuntimeError):
-                    failure.__dict__[EXPLANATION] = str(call.place)  # by which `explained` knows the error again
+                if failure is not None:
+                    self._failed = id(failure), call.place
                 self._overhead += call.listening
                 del walked
             del failure, seen, handles
@@ -149,7 +149,16 @@ class Recording:
             self._safely("at the end", close)
         self.active = False
         self._record = self._record or self._made(ended)
+        if ended == STOPPED and self._keep is not None:
+            self._safely("while keeping the record", self._keep, self._record)
         return self._record
+
+    def place_of(self, error: BaseException) -> Place | None:
+        """Where the call was that raised this error, if it came out of one that was recorded here."""
+        frame = error.__traceback__
+        while frame is not None and frame.tb_frame.f_code is not Recording.call.__code__:
+            frame = frame.tb_next
+        return self._failed[1] if frame is not None and self._failed[0] == id(error) else None
 
     def _keep_so_far(self) -> None:
         """Now and then, hand over what has been seen, in case the process ends by a signal."""
@@ -170,10 +179,10 @@ class Recording:
             versions={"multiback": __version__, "torch": str(torch.__version__), "python": sys.version.split()[0]},
             steps=seen.steps,
             processes=1,
-            sites=[site for site in seen.sites.values() if site.calls],
+            sites=[site for site in list(seen.sites.values()) if site.calls],
             evidence=list(seen.evidence.values()),
             findings=[],
-            unobserved=sorted(seen.unobserved),
+            unobserved=sorted(list(seen.unobserved)),  # noqa: C414 - a copy at once, while other threads may add
             faults=self._faults.texts(),
             rank=int(os.environ["RANK"]) if os.environ.get("RANK", "").isdigit() else None,
             checksums=seen.ranks.checksums,

@@ -17,6 +17,9 @@ _ADDED = (
 )
 
 
+MIXED = "mixed"  # kind of what holds other things than tensors as well
+
+
 def _repeated(evidence: Evidence) -> Finding | None:
     """A finding where one traversal gives the same; a question where losses need theirs apart and rows in common."""
     sums, example = evidence.sums, evidence.example
@@ -32,7 +35,7 @@ def _repeated(evidence: Evidence) -> Finding | None:
         detached = f"{example['shared']}.detach()" if example.get("shared") else "that, detached"
         remedy = (
             f"An optimiser stepped in between: a loss that is not to train what lies below `{what}` should get "
-            f"{detached}; otherwise run the forward again after the step."
+            f"{detached}. Where all of them train it, `with multiback.cut(...) as cut:` around it goes through it once."
         )
         return finding(evidence, said, remedy, seconds=repeated)
     if example.get("slices"):
@@ -98,6 +101,8 @@ def _detached(name: str, kind: str) -> str:
     if not kind:
         return f"{name} = {name}.detach()"
     root = name.partition("[")[0]
+    if kind == MIXED:
+        return f"{name} and the like"
     if kind == "dict":
         return f"{root} = {{key: one.detach() for key, one in {root}.items()}}"
     inner = f"one.detach() for one in {root}"
