@@ -402,3 +402,64 @@ def test_files_of_one_name_are_told_apart_by_their_folders():
         traced.record.sites.append(site)
     (section,) = (one for one in report.build(traced.record).sections if one.title == "Backward calls by site")
     assert [row[0] for row in section.table.rows] == ["a/train.py:1", "b/train.py:1", "other.py:1"]
+
+
+# ---- no fault, though calls share a graph ------------------------------------------------------
+
+
+def test_losses_on_layer_after_layer_are_no_carried_state():
+    layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(6))
+    with mb.trace() as traced:
+        for _ in range(2):
+            hidden = rows()
+            for number, layer in enumerate(layers):
+                hidden = layer(hidden).tanh()
+                hidden.square().mean().backward(retain_graph=number < 5)
+    assert "growing-graph" not in told(traced)
+
+
+def test_longer_and_longer_prefixes_are_no_carried_state():
+    encoder, cell = nn.Linear(4, 5), nn.RNNCell(5, 5)
+    with mb.trace() as traced:
+        code = encoder(rows())
+        for length in range(1, 8):
+            state = torch.zeros(6, 5)
+            for _ in range(length):
+                state = cell(code, state)
+            state.square().mean().backward(retain_graph=length < 7)
+    assert "growing-graph" not in told(traced)
+
+
+def of_other_leaves(net):
+    output = net(rows()).square().mean()
+    output.backward(inputs=[net[0].weight], retain_graph=True)
+    output.backward(inputs=[net[2].weight])
+
+
+def clipped_in_between(net):
+    output = net(rows())
+    output.square().mean().backward(retain_graph=True)
+    nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
+    output.abs().mean().backward()
+
+
+@pytest.mark.parametrize("use", [of_other_leaves, clipped_in_between])
+def test_what_a_sum_would_not_give_is_asked_about(net, use):
+    with mb.trace() as traced:
+        use(net)
+    assert told(traced, "finding") == []
+    assert told(traced, "likely") == ["repeated-traversal"]
+
+
+def test_a_kept_graph_that_is_used_once_in_a_while_was_not_kept_for_nothing(net, monkeypatch):
+    monkeypatch.setattr("multiback.tracing.recorder.Recording._spares", lambda _: False)
+    optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+    with mb.trace() as traced:
+        for step in range(200):
+            optimizer.zero_grad()
+            loss = net(rows()).square().mean()
+            loss.backward(retain_graph=True)
+            if step == 150:
+                torch.autograd.grad(loss, net[0].weight)
+            optimizer.step()
+    assert "needless-retain" not in told(traced)

@@ -92,7 +92,7 @@ class Kept:
                 one.retain
                 and one.numbers is None
                 and one.thread == call.thread
-                and walked.least < one.root < walked.root
+                and walked.least <= one.root <= walked.root
             ):
                 self._reusing.add(one.place)
 

@@ -67,7 +67,8 @@ def _needless_retain(evidence: Evidence) -> Finding | None:
     count = max(evidence.count, 1)
     held, seconds = evidence.sums["bytes"] / count, evidence.sums["held_seconds"] / count
     to_exit = int(evidence.sums.get("to_exit", 0))
-    last = f", {'it' if count == 1 else f'{to_exit:,} of them'} to the end of the recording" if to_exit else ""
+    which = f"{to_exit:,} of them " if count > 1 else ""
+    last = f", {which}to the end of the recording" if to_exit else ""
     said = (
         f"retain_graph=True kept {fmt.counted(count, 'graph')} that nothing used again: about {fmt.size(int(held))}"
         f"{' each' * (count > 1)}, held {fmt.seconds(seconds)}{' on average' * (count > 1)}{last}."
