@@ -54,29 +54,14 @@ class Observer:
         self, outputs: Any, args: tuple[Any, ...], options: dict[str, Any], handles: list[Any]
     ) -> tuple[Call, Walked | None]:
         """A call is about to run: what can be known of it; hooks that are to be removed go into `handles`."""
-        _, retain, create, inputs, *_ = (*args, None, None, None, None)
+        _, _, _, inputs, *_ = (*args, None, None, None, None)
         self._kept.bury(self._see)
-        frame = places.caller(places.current())
-        call = Call(
-            number=next(self._numbers),
-            kind="backward" if options.get("accumulate_grad") else "grad",
-            place=places.place_of(frame),
-            thread=self._thread(),
-            retain=bool(retain),
-            create=bool(create),
-            step=self.steps,
-            chosen=any(isinstance(one, Tensor) and one.numel() > 1 for one in given_outputs(outputs)),
-        )
-        if self._counts(call):
-            call.names = places.names_in(frame)
+        call = self._call(outputs, args, options)
         if places.in_library_loop(places.current()):
             self.inside(outputs, inputs or ())
             return call, None
         if not self._wants_walk(call):
-            call.root = max((root._sequence_nr() for root in roots_of(outputs)), default=-1)
-            followed = self._parameters.followed(call)
-            self._parameters.before(followed, call)
-            call.followed_grad = next(map(grad_of, followed), None)
+            self._follow(call, outputs)
             return call, None
         walked = walk(roots_of(outputs), inputs or ())
         if walked.compiled:
@@ -93,6 +78,31 @@ class Observer:
         if call.retain or call.create:
             self._kept.keep(call, walked, shared, measure=self._counts(call))
         return call, walked
+
+    def _call(self, outputs: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Call:
+        """What is known without a look at the graph."""
+        _, retain, create, *_ = (*args, None, None, None)
+        frame = places.caller(places.current())
+        call = Call(
+            number=next(self._numbers),
+            kind="backward" if options.get("accumulate_grad") else "grad",
+            place=places.place_of(frame),
+            thread=self._thread(),
+            retain=bool(retain),
+            create=bool(create),
+            step=self.steps,
+            chosen=any(isinstance(one, Tensor) and one.numel() > 1 for one in given_outputs(outputs)),
+        )
+        if self._counts(call):
+            call.names = places.names_in(frame)
+        return call
+
+    def _follow(self, call: Call, outputs: Any) -> None:
+        """A call that is not walked, by its root and one leaf."""
+        call.root = max((root._sequence_nr() for root in roots_of(outputs)), default=-1)
+        followed = self._parameters.followed(call)
+        self._parameters.before(followed, call)
+        call.followed_grad = next(map(grad_of, followed), None)
 
     def inside(self, outputs: Any, inputs: Any) -> None:
         """A call that is not recorded, inside another one or a library's own: graphs that it uses are in use."""
