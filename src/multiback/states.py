@@ -230,12 +230,19 @@ class Attributes:
         parts = {part: None for root in modules for part in root.modules()}
         self._kept = [(part, _plain_attributes(part)) for part in parts]
         self._whole = True
+        self._alike = {
+            part: dict(part.__dict__)
+            for part, kept in self._kept
+            if part.__dict__.keys() <= _TORCHS_OWN | kept.keys()  # holds nothing alive that the module would let go
+        }
 
     def changed(self) -> "Attributes":
         """Those that have another value now, with the value that they had; for new ones that there was none."""
         found = Attributes(())
         found._whole = False
         for part, kept in self._kept:
+            if part.__dict__ == self._alike.get(part):  # nearly always
+                continue
             now = _plain_attributes(part)
             if now != kept:
                 names = {**kept, **now} if self._whole else kept

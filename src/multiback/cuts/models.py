@@ -167,7 +167,7 @@ class Model:
         """The name of the first module or parameter that is another object than at inference."""
         for prefix, module, children in self._parts:
             now = module._modules
-            if len(now) != len(children) or not all(map(_is_one, now.items(), children.items())):
+            if (now or children) and [*now, *map(id, now.values())] != [*children, *map(id, children.values())]:
                 pairs = itertools.zip_longest(now.items(), children.items(), fillvalue=("", None))
                 key = next(one[0] or other[0] for one, other in pairs if not _is_one(one, other))
                 return f'module "{prefix}.{key}"' if prefix else f'module "{key}"'
