@@ -118,7 +118,7 @@ class _Kept:
         return now is not None and torch.equal(now, self._copy)
 
     def _is_there(self, tensor: Tensor) -> bool:
-        """Whether it is read from the same memory in the same way; `.data =`, and a storage that is freed, change it."""
+        """Whether it is read from the same memory in the same way, which `.data =` and freeing a storage change."""
         try:
             at = tensor.data_ptr()
         except RuntimeError:  # sparse by now

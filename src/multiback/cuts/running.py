@@ -23,6 +23,7 @@ from multiback.states import random_kept
 _PRICE_OF_A_ROW = 1.5
 _TF32 = 1e-2
 _SAMPLE = 1024  # rows
+_ORDINARY = 1e-15
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,10 +183,15 @@ class _Scale:
         centre = rows.median(0).values if len(rows) > 1 else 0
         self._spread = float(_norms(rows - centre).median()) if len(rows) else 0.0
         self._rounding = 4 * torch.finfo(value.dtype).eps
+        # where the square of a difference that counts does not vanish; one that overflows is not near
+        self._is_ordinary = value.dtype in (torch.float32, torch.float64) and tolerance * self._spread > _ORDINARY
 
     def is_near(self, now: Tensor, then: Tensor) -> bool:
         """Whether all rows together differ by less than one may."""
-        return float(torch.dist(_wide(now), _wide(then))) < self.tolerance * self._spread
+        allowed = self.tolerance * self._spread
+        if not self._is_ordinary:
+            now, then = _wide(now), _wide(then)
+        return float(torch.dist(now, then)) < allowed
 
     def excess(self, now: Tensor, then: Tensor) -> Tensor:
         """By row, the norm of the difference in units of what is allowed, [n]."""
