@@ -187,17 +187,14 @@ class _Running(typer.core.TyperCommand):
     @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Own options end at the module, as they do at the script."""
-        for place, given in enumerate(args):
-            if given == "--" or not given.startswith("-"):
+        place = 0
+        while place < len(args) and args[place].startswith("-") and args[place] != "--":
+            if args[place].startswith("-m"):
+                end = place + (2 if args[place] == "-m" else 1)
+                if end <= len(args):
+                    args = [*args[:end], "--", *args[end:]]
                 break
-            if given.startswith("-m") and given != args[-1]:
-                end = place + (2 if given == "-m" else 1)
-                args = [*args[:end], "--", *args[end:]]
-                break
-            if given in ("--output", "--max-steps") and place + 1 < len(args):
-                args[place + 1 : place + 2] = [f"={value}" for value in args[place + 1 : place + 2]]
-                args = [*args[:place], "".join(args[place : place + 2]), *args[place + 2 :]]
-                return self.parse_args(ctx, args)
+            place += 2 if args[place] in ("--output", "--max-steps") else 1
         return super().parse_args(ctx, args)
 
 

@@ -233,17 +233,23 @@ def names_saved(kind: type) -> NamesSaved:
     return NamesSaved(tuple(numbers), tuple(sorted(raw)))
 
 
+def saved_values(node: Node, name: str) -> Sequence[Any]:
+    """What a node saved under a name, of which some operations save several."""
+    found = getattr(node, name)
+    return found if isinstance(found, (list, tuple)) else [found]
+
+
 def _saved(node: Node) -> tuple[list[Tensor], bool, bool]:
     """Tensors saved by `node`, whether they have been freed, whether hooks stand before any of them."""
     found: list[Tensor] = []
     freed = hooked = False
     for name in names_saved(type(node)).tensors:
         try:
-            raw = getattr(node, name)
+            values = saved_values(node, name)
         except RuntimeError:  # a list of saved values cannot be read once freed
             freed = True
             continue
-        for value in raw if isinstance(raw, (list, tuple)) else [raw]:
+        for value in values:
             if value.unpack_hook is not None:
                 hooked = True
             elif value.data is not None:

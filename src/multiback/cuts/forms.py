@@ -64,8 +64,7 @@ def form_of(nodes: Sequence[Node], rows: int) -> Form | None:
     saved: list[Constant] = []
     for node, kind in kinds:
         for name in kind.tensors:
-            raw = getattr(node, name)
-            for value in raw if isinstance(raw, (list, tuple)) else [raw]:
+            for value in graph.saved_values(node, name):
                 if value.unpack_hook is not None:
                     return None
                 saved.append(_constant(value.data, rows, leaves))
@@ -91,12 +90,10 @@ def foreign(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> str:
     given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
     for node in nodes:
         for name in graph.names_saved(type(node)).tensors:
-            raw = getattr(node, name)
-            values = raw if isinstance(raw, (list, tuple)) else [raw]
+            values = graph.saved_values(node, name)
             if any(_may_be_foreign(node, value.data, name, rows, given) for value in values):
-                saved = getattr(node, name.removeprefix("_raw"))
-                parts = saved if isinstance(saved, (list, tuple)) else [saved]
-                if not all(part is None or part.requires_grad for part in parts):
+                saved = graph.saved_values(node, name.removeprefix("_raw"))
+                if not all(part is None or part.requires_grad for part in saved):
                     return node.name()
     return ""
 

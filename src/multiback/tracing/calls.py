@@ -83,7 +83,6 @@ class Story:
     repeated_seconds: float = 0.0
     kinds: set[str] = field(default_factory=set)
     places: set[Place] = field(default_factory=set)
-    last: Place | None = None
     cleared: bool = False
     chosen: bool = False
     stepped: bool = False
@@ -101,7 +100,6 @@ class Story:
         self.seconds += call.seconds
         self.kinds.add(call.kind)
         self.places.add(call.place)
-        self.last = call.place
         self.second_order |= call.create
         self.selecting += call.selecting
         if call.entered_at is not None:

@@ -64,10 +64,11 @@ class Patches:
             self._unpatch_if_unused()
 
     def _unpatch_if_unused(self) -> None:
-        if not self._listeners and not self._stepping:
-            for undo in reversed(self._undo):
-                undo()
-            self._undo.clear()
+        with self._lock:
+            if not self._listeners and not self._stepping:
+                for undo in reversed(self._undo):
+                    undo()
+                self._undo.clear()
 
     def _patch(self) -> None:
         self._patch_number += 1
@@ -95,7 +96,7 @@ class Patches:
         def watched(outputs: Any, *args: Any, **options: Any) -> Any:
             if not self._listeners:  # the last one ended within a step
                 self._stepping = 0
-                self.remove_unused()
+                self._unpatch_if_unused()
             if mine != self._patch_number:  # somebody who wraps the engine has kept an earlier patch of ours
                 return engine(outputs, *args, **options)
             if torch._C._current_graph_task_id() != -1:
@@ -110,11 +111,6 @@ class Patches:
             return run(outputs, *args, **options)
 
         return untraced(watched, through=True)
-
-    def remove_unused(self) -> None:
-        """Take the patches away where nobody listens."""
-        with self._lock:
-            self._unpatch_if_unused()
 
     def _forward(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         mine = self._patch_number

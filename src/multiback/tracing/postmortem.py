@@ -34,10 +34,9 @@ def freed(walked: Walked) -> set[int]:
 def _is_hooked(node: Any, raw: str) -> bool:
     """Whether reading a saved value would run hooks, which are the program's; so they are after it has been freed."""
     try:
-        values = getattr(node, raw)
+        return any(value.unpack_hook is not None for value in graph.saved_values(node, raw))
     except RuntimeError:
         return False
-    return any(value.unpack_hook is not None for value in (values if isinstance(values, (list, tuple)) else [values]))
 
 
 def changed(walked: Walked) -> list[tuple[str, list[int], Tensor | None]]:
@@ -56,8 +55,7 @@ def changed(walked: Walked) -> list[tuple[str, list[int], Tensor | None]]:
 
 
 def _written(walked: Walked, node: Any, raw: str) -> tuple[str, list[int], Tensor | None]:
-    value = getattr(node, raw)
-    tensor = (value[0] if isinstance(value, (list, tuple)) else value).data
+    tensor = graph.saved_values(node, raw)[0].data
     if tensor is None:
         return node.name(), [], None
     pointer = tensor.untyped_storage().data_ptr()

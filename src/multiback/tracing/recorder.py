@@ -27,7 +27,7 @@ _SHARE = 0.01  # of the elapsed time that walks may take beyond the first of eve
 _PATIENCE = 1.0  # seconds to wait for another thread's call, which may itself wait for one that this thread holds up
 STOPPED = "stopped recording"
 _KEPT_FIRST, _KEPT_EVERY = 2.0, 10.0  # seconds
-FORKED, BLOCK_LEFT = "forked", "block left"
+BLOCK_LEFT = "block left"
 T = TypeVar("T")
 
 
@@ -143,7 +143,7 @@ class Recording:
             return self._record
         if self.active and self._observer.has_tied():
             gc.collect()  # without the lock: it may run code of the program's
-        if self.active and ended != FORKED:
+        if self.active:  # not in a forked child, where it is the parent's
             whole = ended == BLOCK_LEFT or ended.startswith("exit ")
             close = partial(self._observer.close, broken=not whole and ended != STOPPED, stopped=ended == STOPPED)
             self._safely("at the end", close)

@@ -159,8 +159,7 @@ def saved_bytes(walked: Walked) -> int:
     for node in walked.nodes.values():
         for name in graph.names_saved(type(node)).tensors:
             try:
-                raw = getattr(node, name)
-                for value in raw if isinstance(raw, (list, tuple)) else [raw]:
+                for value in graph.saved_values(node, name):
                     tensor = value.data
                     if tensor is not None and has_values(tensor) and _pointer(tensor) not in own:
                         sizes[_pointer(tensor)] = tensor.untyped_storage().nbytes()
