@@ -1,5 +1,6 @@
 """`multiback bench` and `multiback show` as typed: what they print, write and return."""
 
+import contextlib
 import json
 import os
 import signal
@@ -306,13 +307,9 @@ def test_terminating_the_run_ends_its_processes_and_removes_its_files(folder):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not _descendants(process.pid):
-        time.sleep(0.05)
-    children = _descendants(process.pid)
+    children = _wait_for_workers(process.pid, 1)
     process.terminate()
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
-    assert children
     _wait_until_gone(children)
     assert not list(temporary.glob("multiback-*"))
 
@@ -322,23 +319,31 @@ def test_killing_the_run_ends_its_processes_too(folder):
     process = subprocess.Popen(
         [*command, "bench", "train.py:slow"], cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and len(_descendants(process.pid)) < 2:
-        time.sleep(0.05)
-    children = _descendants(process.pid)
+    children = _wait_for_workers(process.pid, 2)
     process.kill()
     process.wait(timeout=60)
-    assert len(children) >= 2
     _wait_until_gone(children)
 
 
-def _descendants(pid):
+def _wait_for_workers(pid, count):
+    """The measuring processes of a run once it has `count`; its other children (uname, say) end by themselves."""
+    deadline = time.monotonic() + 100
+    while len(workers := _workers(pid)) < count:
+        assert time.monotonic() < deadline, f"{len(workers)} of {count} measuring processes started"
+        time.sleep(0.02)
+    return workers
+
+
+def _workers(pid):
     import psutil
 
-    try:
-        return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
+    workers = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "multiback.benching.worker" in child.cmdline():
+                    workers.append(child)
+    return workers
 
 
 def _wait_until_gone(processes):
@@ -376,9 +381,7 @@ def test_ctrl_c_before_anything_was_measured_writes_nothing(folder):
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not _descendants(process.pid):
-        time.sleep(0.02)
+    _wait_for_workers(process.pid, 1)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
