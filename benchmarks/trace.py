@@ -1,11 +1,11 @@
 """`mb.trace`: what recording costs steps of about 50 ms, and what it holds after a million trivial ones.
 
-Both ways take the same steps on parameters of their own, in one process, in turn. The recorder walks the graph for the
-first calls of every place, and for later ones as a hundredth of the recorded time allows; so a way first takes steps
-that are not timed, until the first walks have been made up for, and a timed call is of several steps, enough for
-what walks are still made to fall into each. A recording stands still between its calls, its clock too; starting it
-and finishing it is not timed. The memory is what the resident set grows by over all steps, beyond what it grows by
-without a recording, as a share of 50 MiB.
+All ways take the same steps on parameters of their own, in one process, in turn; the sampled step looks at what names
+hold as well. The recorder walks the graph for the first calls of every place, and for later ones as a hundredth of the
+recorded time allows; so a way first takes steps that are not timed, until the first walks have been made up for, and a
+timed call is of several steps, enough for what walks are still made to fall into each. A recording stands still between
+its calls, its clock too; starting it and finishing it is not timed. The memory is what the resident set grows by over
+all steps, beyond what it grows by without a recording, as a share of 50 MiB.
 """
 
 import sys
@@ -37,9 +37,9 @@ Step = Callable[[], Answer]
 class Recorded:
     """A step that is recorded while it runs, and only then."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: Step, *, sample_locals: bool) -> None:
         self._step = step
-        self._recording = recorder.start()
+        self._recording = recorder.start(sample_locals=sample_locals)
         self._stand_still()
 
     def _stand_still(self) -> None:
@@ -65,7 +65,7 @@ class Recorded:
 
 
 def experiment(name: str, make: Callable[[], Step], steps: int, warm_up: int) -> Experiment:
-    """Calls of `steps` steps each, plain and traced, after `warm_up` steps of either."""
+    """Calls of `steps` steps each, plain, traced and sampled, after `warm_up` steps of either."""
 
     def repeated(step: Step) -> Answer:
         for _ in range(steps - 1):
@@ -78,8 +78,8 @@ def experiment(name: str, make: Callable[[], Step], steps: int, warm_up: int) ->
             step()
         return lambda: partial(repeated, step)
 
-    def traced() -> Prepare:
-        recorded = Recorded(make())
+    def traced(*, sample_locals: bool) -> Prepare:
+        recorded = Recorded(make(), sample_locals=sample_locals)
         for _ in range(warm_up):
             recorded()
 
@@ -89,9 +89,13 @@ def experiment(name: str, make: Callable[[], Step], steps: int, warm_up: int) ->
         return lambda: call
 
     def build() -> Calls:
-        return {"plain step": lazily(plain), "traced step": lazily(traced)}
+        return {
+            "plain step": lazily(plain),
+            "traced step": lazily(partial(traced, sample_locals=False)),
+            "sampled step": lazily(partial(traced, sample_locals=True)),
+        }
 
-    claims = [Claim("traced step", "plain step", SHARE, most=True)]
+    claims = [Claim(way, "plain step", SHARE, most=True) for way in ("traced step", "sampled step")]
     return Experiment(name, build, claims, reference="plain step")
 
 

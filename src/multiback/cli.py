@@ -177,6 +177,7 @@ Examples
   multiback trace train.py --epochs 1
   multiback trace --output trace.json --max-steps 200 train.py
   multiback trace -m package.train --epochs 1
+  multiback trace --sample-locals validate.py
   multiback show trace.json
 """
 
@@ -210,11 +211,17 @@ def trace(
     ] = None,
     module: Annotated[str | None, typer.Option("-m", metavar="MODULE", help="Run a module, not a script.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Stop recording after so many optimiser steps.")] = None,
+    sample_locals: Annotated[
+        bool,
+        typer.Option(
+            "--sample-locals", help="Look at what names hold as well: for graphs that grow without a backward."
+        ),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the output file.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
 ) -> None:
     """Parse, then hand over; see the help text."""
-    given = _Launch("trace", program or [], module, output, max_steps, force)
+    given = _Launch("trace", program or [], module, output, max_steps, force, sample_locals)
     raise typer.Exit(_launched(given, debug=debug))
 
 
@@ -247,6 +254,7 @@ class _Launch(NamedTuple):
     output: str | None = None
     max_steps: int | None = None
     force: bool = False
+    sample_locals: bool = False
 
 
 def _launched(given: _Launch, *, debug: bool) -> int:
@@ -269,6 +277,7 @@ def _launched(given: _Launch, *, debug: bool) -> int:
         output=None if given.output is None else Path(given.output),
         max_steps=given.max_steps,
         force=given.force,
+        sample_locals=given.sample_locals,
     )
     return _guarded(lambda: launcher.run(arguments, show), debug=debug)
 

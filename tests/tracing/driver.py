@@ -1,7 +1,7 @@
 """Runs programs in forks of a process that has imported torch: a line of JSON in, a line of JSON out.
 
-`{"program": path, "record": path or null, "output": path}`: the program is run as `__main__`, recorded where a
-record is wanted, its standard output written to `output`. The answer is its exit code.
+`{"program": path, "record": path or null, "output": path, "sample_locals": bool}`: the program is run as `__main__`,
+recorded where a record is wanted, its standard output written to `output`. The answer is its exit code.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from multiback import traces
 from multiback.tracing import recorder
 
 
-def run(program, record, output):
+def run(program, record, output, sample_locals):
     """The exit code of the program, run in this process."""
     sys.argv, sys.path[0] = [program], os.path.dirname(program)
-    recording = recorder.start() if record else None
+    recording = recorder.start(sample_locals=sample_locals) if record else None
     code = 0
     with open(output, "w") as stream, contextlib.redirect_stdout(stream):
         try:

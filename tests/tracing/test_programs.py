@@ -44,14 +44,16 @@ def driver():
 def run(driver, tmp_path):
     """Runs a program, traced or not: most in a fork, those with processes or threads of their own by the command."""
 
-    def call(path, *, traced):
+    def call(path, *, traced, sample_locals=False):
         record, output = tmp_path / "record.json", tmp_path / "output"
         if path.stem in OF_THEIR_OWN:
-            main = ["-c", "from multiback.cli import main; main()", "trace", "--output", str(record)]
-            command = [sys.executable, *(main if traced else []), str(path)]
+            main = ["-c", "from multiback.cli import main; main()", "trace", "--output", str(record), "--force"]
+            options = ["--sample-locals"] * sample_locals
+            command = [sys.executable, *([*main, *options] if traced else []), str(path)]
             done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT, timeout=200)
             return Run(done.stdout, done.returncode, traces.load(record) if traced else None)
         asked = {"program": str(path), "record": str(record) if traced else None, "output": str(output)}
+        asked["sample_locals"] = sample_locals
         driver.stdin.write(json.dumps(asked) + "\n")
         driver.stdin.flush()
         code = int(driver.stdout.readline())
@@ -92,11 +94,13 @@ def test_a_fault_is_found_at_its_line_and_the_program_runs_as_ever(path, run):
     ids=lambda path: f"{path.parent.name}-{path.stem}",
 )
 def test_a_faultless_program_has_no_finding_and_the_same_bits(path, run):
-    done, untraced = run(path, traced=True), run(path, traced=False)
-    assert told(done.record, "finding") == set()
-    assert done.record.faults == []
-    assert (done.stdout, done.returncode) == (untraced.stdout, untraced.returncode) == (untraced.stdout, 0)
-    assert untraced.stdout.strip()
+    untraced = run(path, traced=False)
+    assert (untraced.returncode, bool(untraced.stdout.strip())) == (0, True)
+    for sample_locals in (False, True):
+        done = run(path, traced=True, sample_locals=sample_locals)
+        assert told(done.record, "finding") == set()
+        assert done.record.faults == []
+        assert (done.stdout, done.returncode) == (untraced.stdout, 0)
 
 
 def test_the_published_loop_over_slices_has_its_saving(run):

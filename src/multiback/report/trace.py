@@ -40,7 +40,7 @@ def build_errors(record: TraceRecord) -> Document:
 def _advice(record: TraceRecord, at: At) -> str:
     """One line: the dearest finding's remedy, or that there is none."""
     found = [one for one in record.findings if one.level == "finding"]
-    if not record.sites:
+    if not found and not record.sites:
         return "nothing: no backward was seen."
     if not found:
         return "nothing: no fault was found in the backward calls that were seen."

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 OUTPUT = "MULTIBACK_TRACE_OUTPUT"
 MAX_STEPS = "MULTIBACK_TRACE_MAX_STEPS"
+SAMPLE_LOCALS = "MULTIBACK_TRACE_SAMPLE_LOCALS"
 FIRST = "MULTIBACK_TRACE_FIRST"  # the process that the launcher started; it sets this itself
 
 _AFTER_JOINS = -100  # of multiprocessing's finalizers, those below 0 run once children have been joined
@@ -115,14 +116,14 @@ class _Loader:
         return getattr(self._loader, name)
 
 
-def begin(output: str, max_steps: int | None) -> None:
+def begin(output: str, max_steps: int | None, *, sample_locals: bool = False) -> None:
     """Record this process from its import of torch on; at its exit write `output`.<process id>.part, all or nothing.
 
     A process that never imports torch writes nothing, and so does one in which nothing was seen, such as a
     data loader's worker, unless it is the first. A forked child starts afresh. From the start of its recording
     to its end a process shows by an empty file `output`.<process id>.alive that it may still write.
     """
-    watch_import(_Process(output, max_steps).start)
+    watch_import(_Process(output, max_steps, sample_locals=sample_locals).start)
 
 
 def begin_in_child() -> None:
@@ -131,14 +132,14 @@ def begin_in_child() -> None:
     if output:
         os.environ.setdefault(FIRST, str(os.getpid()))
         steps = os.environ.get(MAX_STEPS)
-        begin(output, int(steps) if steps else None)
+        begin(output, int(steps) if steps else None, sample_locals=SAMPLE_LOCALS in os.environ)
 
 
 class _Process:
     """The recording of this process: one at a time, and a fresh one in a forked child."""
 
-    def __init__(self, output: str, max_steps: int | None) -> None:
-        self._output, self._max_steps = output, max_steps
+    def __init__(self, output: str, max_steps: int | None, *, sample_locals: bool) -> None:
+        self._output, self._max_steps, self._sample_locals = output, max_steps, sample_locals
         self._recording: Recording | None = None
         self._path: Path | None = None  # of this process's part
         self._writing = False
@@ -163,7 +164,7 @@ class _Process:
         from multiback.tracing import recorder
 
         self._path = None
-        self._recording = recorder.start(max_steps=self._max_steps, keep=self._write)
+        self._recording = recorder.start(max_steps=self._max_steps, keep=self._write, sample_locals=self._sample_locals)
         if os.path.isdir(os.path.dirname(self._output)):
             with open(f"{self._output}.{os.getpid()}.alive", "wb"):
                 pass

@@ -54,8 +54,13 @@ class Trace:
 
 
 @contextmanager
-def trace() -> Generator[Trace]:
+def trace(*, sample_locals: bool = False) -> Generator[Trace]:
     """Record every backward, `autograd.grad` and optimiser step of this process inside the block.
+
+    Parameters
+    ----------
+    sample_locals : look at what the program's names hold as well, at calls and now and then between them:
+        for graphs that grow without any backward through them, as of a running total of losses.
 
     Yields
     ------
@@ -65,7 +70,9 @@ def trace() -> Generator[Trace]:
     -----
     No graph is kept alive. A walk of the graph for the first three calls of each place, and as long as
     a kept graph lives; else as one hundredth of the time allows. Nothing stays patched afterwards.
-    What a compiled function does inside its backward is not seen.
+    What a compiled function does inside its backward is not seen. `sample_locals` takes another hundredth
+    of the time, a thread, and the handler of a real-time signal that the program does not use; in a block
+    outside the main thread, and where there is none, it looks at calls alone.
 
     Examples
     --------
@@ -76,7 +83,7 @@ def trace() -> Generator[Trace]:
     >>> [finding.code for finding in traced.findings]
     ['needless-retain']
     """
-    recording = start()
+    recording = start(sample_locals=sample_locals)
     made = Trace(recording)
     try:
         yield made

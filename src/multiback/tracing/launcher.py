@@ -44,6 +44,7 @@ class TraceArguments:
     max_steps: int | None
     force: bool
     command: str = "trace"
+    sample_locals: bool = False
 
 
 def run(arguments: TraceArguments, show: Callable[[TraceRecord], None]) -> int:
@@ -110,20 +111,22 @@ def _start(arguments: TraceArguments, base: Path) -> subprocess.Popen[bytes]:
         if stream is not None:
             stream.flush()
     command = [sys.executable, *flags, *module, *arguments.program]
-    return subprocess.Popen(command, env=_environment(base, arguments.max_steps))
+    return subprocess.Popen(command, env=_environment(base, arguments))
 
 
-def _environment(base: Path, max_steps: int | None) -> dict[str, str]:
+def _environment(base: Path, arguments: TraceArguments) -> dict[str, str]:
     """The environment of the launcher, and what the program's processes need to record themselves."""
     environment = dict(os.environ)
-    for name in (entering.FIRST, entering.MAX_STEPS):
+    for name in (entering.FIRST, entering.MAX_STEPS, entering.SAMPLE_LOCALS):
         environment.pop(name, None)
     given = environment.get("PYTHONPATH", "")
     others = [entry for entry in given.split(os.pathsep) if entry != str(_HOOK)] if given else []
     environment["PYTHONPATH"] = os.pathsep.join([str(_HOOK), *others])
     environment[entering.OUTPUT] = str(base)
-    if max_steps is not None:
-        environment[entering.MAX_STEPS] = str(max_steps)
+    if arguments.max_steps is not None:
+        environment[entering.MAX_STEPS] = str(arguments.max_steps)
+    if arguments.sample_locals:
+        environment[entering.SAMPLE_LOCALS] = "1"
     return environment
 
 

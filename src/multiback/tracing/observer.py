@@ -2,8 +2,10 @@
 
 import itertools
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from multiback.traces import Evidence, Place, Site
 from multiback.tracing import listening, places, postmortem
 from multiback.tracing.calls import Call
 from multiback.tracing.growth import Growth
+from multiback.tracing.hoarding import Hoards
 from multiback.tracing.kept import Kept, in_few_bytes
 from multiback.tracing.means import Means
 from multiback.tracing.parameters import Parameters, Used, grad_of
@@ -23,6 +26,7 @@ from multiback.tracing.walking import Walked, given_outputs, roots_of, walk
 
 _WALKED_CALLS = 3  # of every site, whatever they cost
 _COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
+_LOOKED_AT_CALLS = 16  # of a site
 _REMEMBERED = 256  # calls
 _MOST_PLACES = 2000
 _MOST_OPTIMISERS = 64
@@ -32,10 +36,11 @@ _MOST_NODES = 4096  # of a remembered call
 class Observer:
     """Takes calls and steps one after another; the caller holds a lock, and catches what goes wrong.
 
-    `spare` says whether recording has taken so little time that a walk may be afforded.
+    `spare` says whether recording has taken so little time that a walk may be afforded, and `spare_look` the same of
+    looks at what names hold; without it there are none. `looking` is the seconds that they have taken.
     """
 
-    def __init__(self, spare: Callable[[], bool]) -> None:
+    def __init__(self, spare: Callable[[], bool], spare_look: Callable[[], bool] | None = None) -> None:
         self.sites: dict[tuple[Place, str], Site] = {}
         self.evidence: dict[tuple[str, Place], Evidence] = {}
         self.unobserved: set[str] = set()
@@ -43,6 +48,7 @@ class Observer:
         self.ranks = Ranks()
         self._spare = spare
         self._parameters, self._means, self._growth, self._kept = Parameters(), Means(), Growth(), Kept()
+        self._spare_look, self._hoards, self.looking = spare_look, Hoards(), 0.0
         self._calls: deque[Call] = deque(maxlen=_REMEMBERED)
         self._used: dict[int, Used] = {}
         self._numbers, self._threads, self._local = itertools.count(1), itertools.count(), threading.local()
@@ -57,6 +63,8 @@ class Observer:
         _, _, _, inputs, *_ = (*args, None, None, None, None)
         self._kept.bury(self._see)
         call = self._call(outputs, args, options)
+        if self._spare_look is not None and (self._calls_from(call) < _LOOKED_AT_CALLS or self._spare_look()):
+            self.look(places.current())
         if places.in_library_loop(places.current()):
             self.inside(outputs, inputs or ())
             return call, None
@@ -70,6 +78,7 @@ class Observer:
         call.leaves = frozenset(walked.leaves)
         self._kept.unfollowed(call, walked, self._calls)
         shared = self._look_for_kept(call, walked, handles)
+        self._hoards.used_by(walked, call.thread)
         self._look_for_stale(call, walked)
         if self._counts(call):
             handles += self._means.hook(call, walked, self.steps)
@@ -106,8 +115,22 @@ class Observer:
 
     def inside(self, outputs: Any, inputs: Any) -> None:
         """A call that is not recorded, inside another one or a library's own: graphs that it uses are in use."""
-        if self._kept:
-            self._kept.look_only(walk(roots_of(outputs), inputs or ()))
+        thread = self._thread()
+        if self._kept or self._hoards.awaits(thread):
+            walked = walk(roots_of(outputs), inputs or ())
+            self._kept.look_only(walked)
+            self._hoards.used_by(walked, thread)
+
+    def look(self, frame: FrameType | None) -> None:
+        """At what the program's names hold, from a frame outwards."""
+        if torch._C._functorch.peek_interpreter_stack() is None and torch._C._current_graph_task_id() == -1:
+            began = time.perf_counter()
+            self._hoards.look(frame, self._thread(), self._see)
+            self.looking += time.perf_counter() - began
+
+    def cannot_look(self) -> None:
+        """There are no looks between calls."""
+        self._cannot_see("what names hold between calls, as the recording did not begin in the main thread")
 
     def _thread(self) -> int:
         """The number of the thread that calls; a thread that begins later has another, unlike the interpreter's."""
@@ -123,6 +146,8 @@ class Observer:
         site = self.sites.get((call.place, call.kind))
         if site is None or site.walked_calls < _WALKED_CALLS or call.create or self._kept.any_of(call.thread):
             return True
+        if self._hoards.awaits(call.thread):
+            return True
         if not call.retain:
             return (site.walked_calls < 16 and self._growth.suspects(call)) or self._spare()
         if not self.steps or site.calls < _COUNTED_CALLS:
@@ -136,8 +161,12 @@ class Observer:
 
     def _counts(self, call: Call) -> bool:
         """Whether to look closely, whatever that costs: in the first calls of a site; later as time allows."""
+        return self._calls_from(call) < _COUNTED_CALLS or self._spare()
+
+    def _calls_from(self, call: Call) -> int:
+        """How many there have been from there."""
         site = self.sites.get((call.place, call.kind))
-        return site is None or site.calls < _COUNTED_CALLS or self._spare()
+        return 0 if site is None else site.calls
 
     def _look_for_kept(self, call: Call, walked: Walked, handles: list[Any]) -> set[int]:
         """The nodes that are shared with graphs that are kept; hooks where the call enters them."""
@@ -329,6 +358,7 @@ class Observer:
         Where an error ended the recording, or it was `stopped` under way, graphs that are there might have been used.
         """
         self._kept.close(self._see, broken=broken, stopped=stopped)
+        self._hoards.close(self._see, whole=not (broken or stopped))
         tied = [call for call in self._kept.calls() if call.tied]
         steps = len({call.step for call in tied}) if self.steps else len(tied) - 1  # one may be under way
         if steps > 1:

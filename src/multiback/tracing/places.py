@@ -33,7 +33,11 @@ _ONLY_OURS = 4  # the frame's reference, the caller's, the parameter's and the c
 
 def is_outside(frame: FrameType) -> bool:
     """Whether a frame belongs to torch, to multiback or to the standard library."""
-    name = frame.f_code.co_filename
+    return is_outside_file(frame.f_code.co_filename)
+
+
+def is_outside_file(name: str) -> bool:
+    """Whether code in a file does."""
     if name.startswith(_OWN):
         return True
     return name.startswith(_LIBRARY) and not any(folder in name for folder in _INSTALLED)
@@ -79,27 +83,27 @@ def names_in(frame: FrameType | None) -> dict[int, Name]:
     """By the sequence number of the node that made it, what the program calls a tensor; two frames' locals."""
     found: dict[int, Name] = {}
     for one in (frame, frame.f_back if frame is not None else None):
-        if one is None or is_outside(one) or not _may_look(one.f_code):
+        if one is None or is_outside(one) or not may_look(one.f_code):
             continue
         names, left = one.f_locals, [_MOST_LOOKED_AT]
         for name, value in list(names.items())[:_MOST_NAMES]:
             for path, tensor in _tensors(name, value, left):
-                node = _maker(tensor)
+                node = maker_of(tensor)
                 if node is not None:
-                    kind = _kind_of(value) if "[" in path else ""
+                    kind = kind_of(value) if "[" in path else ""
                     found.setdefault(node._sequence_nr(), Name(path, kind))
-        _let_go(one, names)
+        let_go(one, names)
     return found
 
 
-def _kind_of(value: Any) -> str:
+def kind_of(value: Any) -> str:
     """What holds a named tensor: tuple, list or dict of tensors alone, or mixed."""
     items = value.values() if type(value) is dict else value
     alone = type(value) in (tuple, list, dict) and all(issubclass(type(item), torch.Tensor) for item in items)
     return type(value).__name__ if alone else MIXED
 
 
-def _may_look(code: CodeType) -> bool:
+def may_look(code: CodeType) -> bool:
     """Whether a function's locals can be read unnoticed: before Python 3.13 that renews the dict `locals()` gave."""
     if sys.version_info >= _LOCALS_APART or not code.co_flags & inspect.CO_OPTIMIZED:
         return True
@@ -107,7 +111,7 @@ def _may_look(code: CodeType) -> bool:
     return not asked or (asked == {"locals"} and _PYTEST in code.co_names)
 
 
-def _maker(tensor: torch.Tensor) -> Any:
+def maker_of(tensor: torch.Tensor) -> Any:
     """The node that made a tensor; None for leaves, and where it cannot be told, as of a view that was written to."""
     try:
         return tensor.grad_fn
@@ -115,7 +119,7 @@ def _maker(tensor: torch.Tensor) -> Any:
         return None
 
 
-def _let_go(frame: FrameType, names: Any) -> None:
+def let_go(frame: FrameType, names: Any) -> None:
     """Empty the snapshot of a function's names, which its frame would keep, and with it every tensor in it.
 
     Before Python 3.13 a function's `f_locals` is such a dict; a module's is its namespace, and stays.
@@ -153,21 +157,34 @@ def _tensors(name: str, value: Any, left: list[int], depth: int = 0) -> Iterator
 def assigned(frame: FrameType, name: str) -> list[int]:
     """The lines at which the frame's function, or module, assigns a name: the last three before where it is."""
     root = re.split(r"[.\[]", name, maxsplit=1)[0]
-    tree = _parsed(frame.f_code.co_filename)
-    if frame.f_code.co_name != "<module>":
-        functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-        first = frame.f_code.co_firstlineno
-        own = next((node for node in tree if isinstance(node, functions) and node.lineno == first), None)
-        tree = [] if own is None else list(ast.walk(own))
-    stores = [node for node in tree if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
+    stores = [
+        node for node in syntax_of(frame.f_code) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    ]
     lines = sorted({node.lineno for node in stores if node.id == root})
     return [line for line in lines if line <= frame.f_lineno][-3:] or lines[:3]
+
+
+def syntax_of(code: CodeType) -> list[ast.AST]:
+    """All of a function, or of a module; nothing where there is no source."""
+    tree = syntax_in(code.co_filename)
+    if code.co_name == "<module>":
+        return tree
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    own = next(
+        (node for node in tree if isinstance(node, functions) and _first_line(node) == code.co_firstlineno), None
+    )
+    return [] if own is None else list(ast.walk(own))
+
+
+def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
+    """Where it begins, decorators included, as its code says."""
+    return min([function.lineno, *(one.lineno for one in getattr(function, "decorator_list", ()))])
 
 
 def edited(frame: FrameType) -> list[tuple[int, str]]:
     """Lines of the frame's file that change something in place, such as `x += 1` or `x.relu_()`: line and text."""
     found: dict[int, str] = {}
-    tree = _parsed(frame.f_code.co_filename)
+    tree = syntax_in(frame.f_code.co_filename)
     counters = _counters(tree)
     for node in tree:
         method = node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
@@ -190,7 +207,7 @@ def _counters(tree: list[ast.AST]) -> set[str]:
     return {one.id for node in sets for one in node.targets if isinstance(one, ast.Name)}
 
 
-def _parsed(file: str) -> list[ast.AST]:
+def syntax_in(file: str) -> list[ast.AST]:
     """The syntax of a whole file; nothing where there is no source."""
     try:
         return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,7 @@ from multiback.tracing.calls import Call
 from multiback.tracing.faults import Faults
 from multiback.tracing.findings import judge
 from multiback.tracing.hiding import unseen, untraced
+from multiback.tracing.looks import Looks
 from multiback.tracing.observer import Observer
 from multiback.tracing.patches import PATCHES, Engine
 from multiback.tracing.places import writable
@@ -34,21 +36,33 @@ T = TypeVar("T")
 class Recording:
     """One process's recording, from `start` to `finish`; nothing stays patched after it."""
 
-    def __init__(self, max_steps: int | None, keep: Callable[[TraceRecord], None] | None = None) -> None:
+    def __init__(
+        self,
+        max_steps: int | None,
+        keep: Callable[[TraceRecord], None] | None = None,
+        *,
+        sample_locals: bool = False,
+    ) -> None:
         self._started, self._begun = time.strftime("%Y-%m-%dT%H:%M:%S%z"), time.perf_counter()
         self._max_steps = max_steps
         self._overhead = 0.0
         self._faults = Faults()
         self._record: TraceRecord | None = None
         self._failed: tuple[int, Place | None] = 0, None
-        self._lock, self._patience = threading.RLock(), _PATIENCE
-        self._observer = Observer(self._spares)
+        self._lock, self._patience, self._working = threading.RLock(), _PATIENCE, False
+        self._observer = Observer(self._spares, self._spares_look if sample_locals else None)
         self._keep, self._keep_at = keep, self._begun + _KEPT_FIRST
         self.active = True
         PATCHES.add(self)
+        self._looks = Looks(self.look)
+        if sample_locals and not self._looks.start():
+            self._observer.cannot_look()
 
     def _spares(self) -> bool:
-        return self._overhead < _SHARE * (time.perf_counter() - self._begun)
+        return self._overhead - self._observer.looking < _SHARE * (time.perf_counter() - self._begun)
+
+    def _spares_look(self) -> bool:
+        return self._observer.looking < _SHARE * (time.perf_counter() - self._begun)
 
     # ---- what is heard ---------------------------------------------------------------------
 
@@ -104,6 +118,17 @@ class Recording:
         """A DDP module's forward is about to run."""
         self._timed("at a DDP forward", self._observer.ranks.begun, module)
 
+    def look(self, frame: FrameType | None) -> float:
+        """The main thread is between two bytecodes; gives the seconds that this took, none where others are at work."""
+        began = self._overhead
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._working:
+                    self._timed("at a look", self._observer.look, frame)
+            finally:
+                self._lock.release()
+        return self._overhead - began
+
     def _timed(self, where: str, act: Callable[..., None], *given: Any) -> None:
         if self.active:
             began = time.perf_counter()
@@ -120,6 +145,7 @@ class Recording:
             self._patience /= 2
             self._faults.note(where, TimeoutError("another thread's call took too long"))
             return None
+        within, self._working = self._working, True
         try:
             with unseen():
                 return act(*given)
@@ -127,6 +153,7 @@ class Recording:
             self._faults.note(where, error)
             return None
         finally:
+            self._working = within
             self._lock.release()
 
     # ---- the end ---------------------------------------------------------------------------
@@ -139,6 +166,7 @@ class Recording:
     def finish(self, ended: str) -> TraceRecord:
         """Put everything back and give the record; a second call gives the same."""
         PATCHES.remove(self)
+        self._looks.stop()
         if self._record is not None:
             return self._record
         if self.active and self._observer.has_tied():
@@ -193,10 +221,16 @@ class Recording:
 
 
 untraced(Recording.call, through=True)
+untraced(Recording.look)
 untraced(Recording._timed)
 untraced(Recording._safely)
 
 
-def start(*, max_steps: int | None = None, keep: Callable[[TraceRecord], None] | None = None) -> Recording:
+def start(
+    *,
+    max_steps: int | None = None,
+    keep: Callable[[TraceRecord], None] | None = None,
+    sample_locals: bool = False,
+) -> Recording:
     """Begin to record this process; `keep` is given what has been seen after 2 seconds, and every 10 from then on."""
-    return Recording(max_steps, keep)
+    return Recording(max_steps, keep, sample_locals=sample_locals)

@@ -78,6 +78,8 @@ def _needless_retain(evidence: Evidence) -> Finding | None:
 
 def _growing(evidence: Evidence) -> Finding | None:
     example = evidence.example
+    if "held" in example:
+        return _hoarded(evidence)
     names = [f"`{name}`" for name in dict.fromkeys(example.get("survivors") or [])][:3]
     what = f"{' and '.join(names)} {'carry' if len(names) > 1 else 'carries'}" if names else "something carries"
     sizes = " -> ".join(map(str, example["nodes"]))
@@ -86,6 +88,22 @@ def _growing(evidence: Evidence) -> Finding | None:
     if example.get("retain"):
         remedy += " retain_graph=True is then not needed."
     return finding(evidence, said, remedy)
+
+
+def _hoarded(evidence: Evidence) -> Finding | None:
+    """A name that holds more and more graphs, through which no backward will go."""
+    example = evidence.example
+    name = f"`{example['survivors'][0]}`"
+    where = f"{fmt.counted(example['length'], 'item')} by then" if example["length"] else "each time made from the last"
+    said = f"{name} held more at each of {example['looks']} looks in succession, {where}, and with it "
+    at = f" (line {evidence.place.line}: {example['line']})" if example["line"] else ""
+    values = f"Let {name} hold values alone{at}: .detach() what is added, or .item() it for a number"
+    if example["held"] == "freed":
+        said += "graphs that a backward had been through and freed: about 1 KiB for every node stays."
+        return finding(evidence, said, f"{values}.", bytes=evidence.sums.get("bytes"))
+    said += "graphs that no backward has been through: all that every forward saved stays."
+    remedy = f"{values}; where nothing is trained, run all of it under torch.no_grad()."
+    return finding(evidence, said, remedy, bytes=evidence.sums.get("bytes"))
 
 
 def detaching(example: Mapping[str, Any]) -> str:
