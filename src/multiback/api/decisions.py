@@ -6,7 +6,6 @@ from numbers import Real
 from typing import Any
 
 import msgspec
-import torch
 from torch import Tensor
 
 from multiback.api import gradients, products, samples
@@ -15,6 +14,7 @@ from multiback.arguments import Dim0, Losses, Wrt
 from multiback.errors import FreedGraphError, RequestError
 from multiback.independence import Mode
 from multiback.measure import clock
+from multiback.measure.agreement import tolerance_of
 from multiback.methods.columns import real_rows
 from multiback.planner import KINDS, Kind, Plan
 from multiback.request import request
@@ -202,7 +202,7 @@ def verify(
     found = _tensors(_answer(losses, wrt, kind, independence, dim0, chosen))
     slow = msgspec.structs.replace(chosen, method="loop", chunk=1)
     expected = _tensors(_answer(losses, wrt, kind, independence, dim0, slow))
-    allowed = max(_tolerance(one) for one in expected.values()) if tolerance is None else tolerance
+    allowed = max(tolerance_of(one) for one in expected.values()) if tolerance is None else tolerance
     differences = {name: _difference(found[name], expected[name]) for name in expected}
     return Check(all(value <= allowed for value in differences.values()), chosen.method, allowed, differences)
 
@@ -213,12 +213,6 @@ def _tensors(answer: Any) -> dict[str, Tensor]:
     if isinstance(answer, dict):
         return {str(name): one for name, one in answer.items()}
     return {str(number): one for number, one in enumerate(answer)}
-
-
-def _tolerance(answer: Tensor) -> float:
-    return {torch.float64: 1e-9, torch.complex128: 1e-9, torch.float32: 1e-4, torch.complex64: 1e-4}.get(
-        answer.dtype, 5e-2
-    )
 
 
 def _difference(found: Tensor, expected: Tensor) -> float:
