@@ -194,7 +194,7 @@ class Examiner:
         if group == 0 or compared.factor is not None:
             notes = ["values behind saved-tensor hooks (checkpointing) are not counted"] * seen.hooked
             if seen.outside and question not in KINDS:  # those ask for the parameters alone
-                notes.append(f"{seen.outside} leaves outside model, losses and data are not compared")
+                notes.append(f"leaves outside model, losses and data are not compared ({seen.outside})")
             return "; ".join(notes)
         if is_random:
             return "every forward draws random numbers anew (dropout?): put the model in eval() to compare"

@@ -10,6 +10,7 @@ import torch
 
 from multiback import graph
 from multiback.benching.bound import Bound
+from multiback.cuts.cotangents import STAND_INS
 
 _WALKED_TRAVERSALS = 4  # of one run; more would say the same and cost a walk each
 
@@ -43,7 +44,8 @@ def watched(bound: Bound, candidates: list[tuple[str, Any]] | None = None) -> Ge
             seen.nodes = max(seen.nodes or 0, facts.nodes)
             seen.saved_bytes = max(seen.saved_bytes or 0, facts.saved_bytes)
             seen.hooked |= bool(facts.unreadable)
-            seen.outside = max(seen.outside, len({id(leaf) for leaf in facts.leaves} - {id(t) for t in bound.wrt}))
+            others = {id(leaf) for leaf in facts.leaves if leaf not in STAND_INS}  # a cut's own are not the problem's
+            seen.outside = max(seen.outside, len(others - {id(t) for t in bound.wrt}))
             if candidates:
                 nodes = set(graph.walk(graph.roots_of(outputs)))
                 seen.reached += [name for name, node in candidates if node in nodes]
