@@ -195,7 +195,7 @@ class BufferValues:
         """Copy these as well."""
         for buffer in buffers:
             tensor = buffer.tensor
-            if tensor is not None:
+            if tensor is not None and not nn.parameter.is_lazy(tensor):
                 self._kept[buffer] = tensor, tensor.detach().clone()
 
     def changed(self) -> list[Buffer]:
@@ -215,7 +215,9 @@ class BufferValues:
     def restore(self) -> None:
         """The same tensors with the same values; what saved them for a backward can still run."""
         for buffer, (tensor, value) in self._kept.items():
-            if not torch.equal(tensor, value):
+            if tensor.shape != value.shape:  # as observers of quantisation do at their first batch
+                tensor.data = value.clone()
+            elif not torch.equal(tensor, value):
                 tensor.data.copy_(value)  # through .data, which leaves the version as it is
             buffer.module._buffers[buffer.key] = tensor
 

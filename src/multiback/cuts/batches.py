@@ -11,7 +11,7 @@ from torch.autograd.graph import Node
 
 from multiback import graph
 from multiback.cuts import locality
-from multiback.cuts.forms import Form, foreign, form_of
+from multiback.cuts.forms import Form, form_of
 from multiback.cuts.models import Model, Replayed
 from multiback.cuts.sources import RowPrints, Source
 from multiback.errors import RecomputationError, RequestError
@@ -27,12 +27,10 @@ class Kept:
     ----------
     outputs : its differentiable outputs.
     inputs : the data they were computed from, as leaves.
-    shared : whether part of the graph is older than this run, so that it must not be freed.
     """
 
     outputs: list[Tensor]
     inputs: Any
-    shared: bool
 
 
 @dataclass(eq=False)
@@ -78,6 +76,8 @@ class Inferred:
     reentrant : whether a part of the model is checkpointed with `use_reentrant=True`.
     asked_for_graphs : whether graphs are kept because the caller said so.
     reads_data : whether the model uses a data tensor itself, beside the rows that it is given.
+    shares : whether a part of some batch's graph is older than its run, as of weights that are computed once, so that
+        no traversal must free it.
     together : why rows are run with their batch; empty where they may be run by themselves.
     forms : of batches' graphs, each once.
     """
@@ -95,6 +95,7 @@ class Inferred:
     reentrant: bool
     asked_for_graphs: bool
     reads_data: bool
+    shares: bool = False
     together: str = ""
     forms: list[Form] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
@@ -153,12 +154,8 @@ def look_at_rows(found: Inferred, batch: Batch, outputs: list[Tensor], inputs: A
     if coupled or found.together:
         return
     nodes = graph.walk(graph.roots_of(there))
-    form = form_of(nodes, rows)
-    if form is None:
-        found.together = "saved tensors behind hooks, as of checkpointing"
-    elif outside := foreign(nodes, given, rows):
-        found.together = f"{outside}, which uses rows that come from outside the graph, such as a mask"
-    else:
+    form, found.together = form_of(nodes, given, rows)
+    if form is not None:
         batch.form = next((known for known in found.forms if known == form), form)
         if batch.form is form:
             found.forms.append(form)

@@ -23,7 +23,7 @@ def confirm(found: Inferred, batch: Batch, kept: Kept) -> None:
     themselves; and so for other rows. This finds statistics of the batch that are detached, and hooks
     that mix rows. Three traversals of the batch; two forwards and traversals of some of its rows.
     """
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     everywhere = [_random(output, generator) for output in kept.outputs]
     given = {id(tensor) for tensor in tensors_in(kept.inputs)}
     data = [tensor for tensor in tensors_in(kept.inputs) if tensor.requires_grad]
@@ -31,7 +31,7 @@ def confirm(found: Inferred, batch: Batch, kept: Kept) -> None:
     of_all = _gradients(kept.outputs, everywhere, data)
     step = max(2, -(-len(batch.rows) // _MOST_ROWS))
     for first in (0, 1):  # where one row makes a statistic, one of the two is without it
-        rows = torch.arange(first, len(batch.rows), step)
+        rows = torch.arange(first, len(batch.rows), step, device="cpu")
         some = [_only(cotangent, rows) for cotangent in everywhere]
         mine = _gradients(kept.outputs, some, [*data, *parameters])
         found.coupling = found.coupling or _met(mine[: len(data)], of_all, rows)
@@ -81,7 +81,7 @@ def _differing(
 
 def _random(like: Tensor, generator: torch.Generator) -> Tensor:
     dtype = like.dtype if like.dtype in (torch.float64, torch.complex64, torch.complex128) else torch.float32
-    return torch.randn(like.shape, generator=generator, dtype=dtype).to(like.device, like.dtype)
+    return torch.randn(like.shape, generator=generator, dtype=dtype, device="cpu").to(like.device, like.dtype)
 
 
 def _only(tensor: Tensor, rows: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from multiback.cuts.cotangents import root_of
 from multiback.cuts.routing import Routed, disjoint, spread
 from multiback.cuts.row_gradient import RowGradient, nonzero_rows
 from multiback.cuts.running import Run
+from multiback.errors import FreedGraphError
 from multiback.nested import map_tensors, tensors_in
 from multiback.survey import has_reentrant
 
@@ -40,6 +41,15 @@ class DataGradients:
     def wanted(self) -> bool:
         """Whether any does."""
         return bool(self._tensors)
+
+    def check_upstream(self) -> None:
+        """FreedGraphError where the graph that the data come out of has been freed, before anything is sent on."""
+        above = [tensor for tensor in self._tensors if not tensor.is_leaf]
+        if above and graph.read(above).freed:
+            raise FreedGraphError(
+                "data: must have the graph that they come out of; a backward has freed it, and what arrives at the "
+                "data cannot go on. Give that backward retain_graph=True."
+            )
 
     def chosen(self, run: Run) -> list[Tensor]:
         """Of a run's data, the tensors that stand for them."""
@@ -129,7 +139,7 @@ def _owned(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
 
 def joined(pieces: Sequence[Piece], template: Any, num_rows: int, device: torch.device) -> RowGradient:
     """The sum of the pieces; `template` is the data without rows."""
-    rows = torch.empty(0, dtype=torch.int64)
+    rows = torch.empty(0, dtype=torch.int64, device="cpu")
     if pieces:
         rows = pieces[0].rows if len(pieces) == 1 else torch.cat([piece.rows for piece in pieces]).unique()
     columns = zip(*(piece.gradients for piece in pieces), strict=True)

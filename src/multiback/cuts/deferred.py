@@ -54,6 +54,8 @@ class DeferredCut(StandIns):
         self.batch_size = len(inferred.batches[0].rows)
         self.keep = "graph" if inferred.keeping else "recompute"
         self.graph_bytes = inferred.graph_bytes
+        starts = [batch.start for batch in inferred.batches]
+        self._starts = torch.tensor(starts, dtype=torch.int64, device="cpu")
         self._broken: list[Tensor] = []
         self._own: list[Tensor] = []
         self._watch(self._leaves)
@@ -105,6 +107,10 @@ class DeferredCut(StandIns):
         """The trainable leaves that the model uses beside its data, in one order."""
         return self._inferred.model.leaves
 
+    def described_parameters(self) -> list[tuple[str, list[int], str, int | None]]:
+        """Names, shapes, dtypes of `parameters()`; fingerprints of those without a name."""
+        return self._inferred.model.described_leaves()
+
     def data_tensors(self) -> list[Tensor]:
         """The tensors that hold the data; none for a data set."""
         return list(self._inferred.source.tensors)
@@ -132,6 +138,7 @@ class DeferredCut(StandIns):
         RequestError : no loss has left a gradient on `value`.
         StaleForwardError : a parameter, a buffer or a row of the data has changed since inference.
         RecomputationError : the model gives another output than at inference.
+        FreedGraphError : data that come out of a graph, which another backward has freed.
 
         Notes
         -----
@@ -143,6 +150,7 @@ class DeferredCut(StandIns):
         self._inferred.model.check_unchanged()
         self._check_hooks()
         data = DataGradients(self._inferred.source.tensors)
+        data.check_upstream()
         self._forgotten.detach()  # whatever comes now, it was not forgotten
         try:
             for number in shown(self._progress, "back-propagating batch", len(self._inferred.batches)):
@@ -154,6 +162,7 @@ class DeferredCut(StandIns):
                 root.backward(retain_graph=retain_graph)
         if not any(batch.kept for batch in self._inferred.batches):
             self.keep = "recompute"
+        self._own = []
         self._use_up()
 
     def _waiting(self) -> list[Tensor | None]:
@@ -284,11 +293,13 @@ class DeferredCut(StandIns):
 
     def _touched(self, routed: Sequence[Routed]) -> Iterator[tuple[Batch, list[Routed]]]:
         """The batches that hold any of the rows, with what each loss has there."""
-        found = [(batch, [part.within(batch.start, batch.stop) for part in routed]) for batch in self._inferred.batches]
-        touched = [(batch, [part for part in parts if len(part.rows)]) for batch, parts in found]
-        touched = [(batch, parts) for batch, parts in touched if parts]
-        for number in shown(self._progress, "back-propagating batch", len(touched)):
-            yield touched[number]
+        found: dict[int, list[Routed]] = {}
+        for part in routed:
+            for number, here in part.by_batch(self._starts):
+                found.setdefault(number, []).append(here)
+        touched = sorted(found)
+        for place in shown(self._progress, "back-propagating batch", len(touched)):
+            yield self._inferred.batches[touched[place]], found[touched[place]]
 
     def _rows_of_data(self, routed: Sequence[Routed], direct: Sequence[list[Tensor | None]]) -> list[RowGradient]:
         pieces: list[list[Piece]] = [[] for _ in routed]

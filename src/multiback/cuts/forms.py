@@ -1,15 +1,15 @@
 """Forms of graphs: by them the graph of some rows is trusted as the graph of a whole batch, of which it is proven.
 
 What no graph shows in full, such as a statistic of the batch behind `detach`, or a hook that mixes
-rows, is held back in two ways. What operations saved that holds no rows must be the same, bit for
-bit, as in the graph that was proven: a statistic of another batch is not. And on the first batch some
-rows are run by themselves, and their gradients held against those of the whole (`confirming`).
+rows, is held back in two ways. What operations saved that comes out of no graph must be the same, bit for
+bit, as in the graph that was proven: a statistic of another batch, or a mask over it, is not. And on the first
+batch some rows are run by themselves, and their gradients held against those of the whole (`confirming`).
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -17,85 +17,164 @@ from torch.autograd.graph import Node
 from multiback import graph
 from multiback.cuts import fingerprints
 
-Constant = tuple[tuple[int, ...], int | None]
+# Rows of the data or of what the graph shows; values that must be the same where they have the same shape; that must
+# be the same; and of which every row must be the same.
+Kind = Literal["rows", "shown", "constant", "uniform"]
+
+
+class Saved(NamedTuple):
+    """A saved tensor: its kind, its shape, and a fingerprint, for the kind uniform of one row."""
+
+    kind: Kind
+    shape: tuple[int, ...]
+    value: int | None = None
 
 
 @dataclass(frozen=True)
 class Form:
-    """The operations of a graph, how they are wired, and what they saved, for so many rows.
+    """The operations of a batch's graph, how they are wired, and what they saved, for so many rows.
 
     Attributes
     ----------
     nodes : by node, its name and which nodes its inputs come from.
     numbers : by what was saved and is no tensor, whether it is a dimension, and its value.
-    saved : by saved tensor, its shape, and its fingerprint where it holds no rows and is no leaf.
     """
 
     rows: int
     nodes: tuple[tuple[str, tuple[int, ...]], ...]
     numbers: tuple[tuple[bool, Any], ...]
-    saved: tuple[Constant, ...]
+    saved: tuple[Saved, ...]
 
-    def matches(self, other: "Form") -> bool:
-        """Whether they differ in nothing but the number of rows."""
-        if self.nodes != other.nodes or len(self.saved) != len(other.saved):
+    def is_of(self, nodes: Sequence[Node], rows: int) -> bool:
+        """Whether the graph of these nodes, for so many rows, differs in nothing but the number of rows.
+
+        A few microseconds a node, and a read of what must be the same.
+        """
+        if _wiring(nodes) != self.nodes:
             return False
-        alike = self.numbers == other.numbers or all(
-            mine == theirs or (not exact and _in_proportion(mine, theirs, self.rows, other.rows))
-            for (exact, mine), (_, theirs) in zip(self.numbers, other.numbers, strict=True)
+        kinds = [(node, graph.names_saved(type(node))) for node in nodes]
+        numbers = [getattr(node, name) for node, kind in kinds for name in kind.numbers]
+        if len(numbers) != len(self.numbers) or not all(
+            mine == theirs or (not exact and _in_proportion(mine, theirs, rows, self.rows))
+            for mine, (exact, theirs) in zip(numbers, self.numbers, strict=True)
+        ):
+            return False
+        values = [one for node, kind in kinds for name in kind.tensors for one in graph.saved_values(node, name)]
+        return len(values) == len(self.saved) and all(
+            one.unpack_hook is None and _is_alike(one.data, rows, known)
+            for one, known in zip(values, self.saved, strict=True)
         )
-        return alike and all(
-            shape != other_shape or value == other_value
-            for (shape, value), (other_shape, other_value) in zip(self.saved, other.saved, strict=True)
-        )
 
 
-def form_of(nodes: Sequence[Node], rows: int) -> Form | None:
-    """The form of a graph of these nodes; None where saved tensors are behind hooks, which must not be called.
-
-    A few microseconds a node, and a read of every saved tensor that holds no rows.
-    """
+def _wiring(nodes: Sequence[Node]) -> tuple[tuple[str, tuple[int, ...]], ...]:
     places: dict[Node | None, int] = {node: place for place, node in enumerate(nodes)}
-    names = [node.name() for node in nodes]
-    wired = [tuple([places.get(child, -1) for child, _ in node.next_functions]) for node in nodes]
+    return tuple([(node.name(), tuple([places.get(child, -1) for child, _ in node.next_functions])) for node in nodes])
+
+
+def _is_alike(tensor: Tensor | None, rows: int, known: Saved) -> bool:
+    if known.kind == "rows":
+        return tensor is not None
+    if tensor is None:
+        return known == _NOTHING
+    shape = tuple(tensor.shape)
+    if known.kind == "uniform":
+        return shape == (rows, *known.shape[1:]) and known.value is not None and _of_one_row(tensor) == known.value
+    if shape != known.shape:
+        return known.kind == "shown"
+    return known.value == _value(tensor)
+
+
+def form_of(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> tuple[Form | None, str]:
+    """The form of a batch's graph, or why some of its rows must not be held against it.
+
+    They must not where saved tensors are behind hooks, which must not be called, or where an operation saved rows that
+    neither are data nor come out of the graph, such as a mask: what they come from, other rows among it, cannot be
+    known. A few microseconds a node, and a read of every saved tensor that is not known to hold rows.
+    """
     kinds = [(node, graph.names_saved(type(node))) for node in nodes]
     numbers = [("dim" in name, getattr(node, name)) for node, kind in kinds for name in kind.numbers]
-    leaves = {leaf.data_ptr() for leaf in map(graph.leaf_of, nodes) if leaf is not None and leaf.numel()}
-    saved: list[Constant] = []
+    leaves = {(leaf.data_ptr(), leaf.numel()) for leaf in map(graph.leaf_of, nodes) if leaf is not None}
+    found: list[Saved] = []
     for node, kind in kinds:
         for name in kind.tensors:
-            for value in graph.saved_values(node, name):
-                if value.unpack_hook is not None:
-                    return None
-                saved.append(_constant(value.data, rows, leaves))
-    return Form(rows, tuple(zip(names, wired, strict=True)), tuple(numbers), tuple(saved))
-
-
-def _constant(tensor: Tensor | None, rows: int, leaves: set[int]) -> Constant:
-    if tensor is None:
-        return (), None
-    shape = tuple(tensor.shape)
-    if (shape and shape[0] == rows) or (tensor.numel() and tensor.data_ptr() in leaves):
-        return shape, None
-    found = fingerprints.of_tensor(tensor)
-    return shape, None if found is None else int(found)
-
-
-def foreign(nodes: Sequence[Node], data: Sequence[Tensor], rows: int) -> str:
-    """The first operation that saved rows which neither are data nor come out of the graph, such as a mask.
-
-    What they come from, other rows among it, cannot be known. Empty where none did; the graph is one of
-    which `form_of` knows the form.
-    """
-    given = {tensor.untyped_storage().data_ptr() for tensor in data if tensor.numel()}
-    for node in nodes:
-        for name in graph.names_saved(type(node)).tensors:
             values = graph.saved_values(node, name)
-            if any(_may_be_foreign(node, value.data, name, rows, given) for value in values):
-                saved = graph.saved_values(node, name.removeprefix("_raw"))
-                if not all(part is None or part.requires_grad for part in saved):
-                    return node.name()
-    return ""
+            if any(value.unpack_hook is not None for value in values):
+                return None, "saved tensors behind hooks, as of checkpointing"
+            shown: list[bool] | None = None
+            for place, value in enumerate(values):
+                saved = _plainly(value.data, node, name, rows, leaves, data)
+                if saved is None and value.data is not None:
+                    shown = _come_with_graph(node, name) if shown is None else shown
+                    saved = _by_graph(value.data, rows, shown=shown[place])
+                if saved is None:
+                    return None, f"{node.name()}, which uses rows that come from outside the graph, such as a mask"
+                found.append(saved)
+    return Form(rows, _wiring(nodes), tuple(numbers), tuple(found)), ""
+
+
+def _plainly(
+    tensor: Tensor | None, node: Node, name: str, rows: int, leaves: set[tuple[int, int]], data: Sequence[Tensor]
+) -> Saved | None:
+    """What can be told of a saved tensor without unpacking it; else None."""
+    if tensor is None:
+        return _NOTHING
+    shape = tuple(tensor.shape)
+    if not tensor.numel() or (tensor.data_ptr(), tensor.numel()) in leaves or _are_rows_of(tensor, data, rows):
+        return Saved("rows", shape)
+    own = name.removeprefix("_raw_saved_")
+    if _OWN.fullmatch(own) or (own == "indices" and node.name().startswith(_CHOOSING)):
+        return _by_graph(tensor, rows, shown=True)
+    return None
+
+
+def _by_graph(tensor: Tensor, rows: int, *, shown: bool) -> Saved | None:
+    """As what a saved tensor counts that comes out of the graph, or does not; None where it may be of other rows."""
+    shape = tuple(tensor.shape)
+    if shown:
+        return Saved("rows", shape) if shape[:1] == (rows,) else Saved("shown", shape, _value(tensor))
+    if shape[:1] == (rows,):
+        value = _of_one_row(tensor)
+        return None if value is None else Saved("uniform", shape, value)
+    return None if rows in shape else Saved("constant", shape, _value(tensor))
+
+
+def _come_with_graph(node: Node, name: str) -> list[bool]:
+    """By tensor saved under a name, whether it has a graph, which the walk has seen."""
+    try:
+        return [one is None or one.requires_grad for one in graph.saved_values(node, name.removeprefix("_raw"))]
+    except RuntimeError:  # written to since, which a traversal will say
+        return [False] * len(graph.saved_values(node, name))
+
+
+def _are_rows_of(tensor: Tensor, data: Sequence[Tensor], rows: int) -> bool:
+    """Whether a tensor is a view of the data in which every row is in its place, once or in equal parts."""
+    for given in data:
+        if not given.numel() or tensor.untyped_storage().data_ptr() != given.untyped_storage().data_ptr():
+            continue
+        row = given.stride(0) * given.element_size()
+        if 0 <= tensor.data_ptr() - given.data_ptr() < max(row, 1) and any(
+            size % rows == 0 and stride * tensor.element_size() * (size // rows) == row
+            for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        ):
+            return True
+    return False
+
+
+def _value(tensor: Tensor) -> int | None:
+    found = fingerprints.of_tensor(tensor)
+    return None if found is None else int(found)
+
+
+def _of_one_row(tensor: Tensor) -> int | None:
+    """The fingerprint of every row, if all have the same; else None."""
+    try:
+        found = fingerprints.of_rows(tensor)
+    except (NotImplementedError, RuntimeError):  # no plain storage
+        return None
+    return int(found[0]) if bool((found == found[0]).all()) else None
+
+
+_NOTHING = Saved("constant", ())
 
 
 # What operations save of their own making, by the names that torch gives it.
@@ -104,16 +183,6 @@ _OWN = re.compile(
     r"|workspace"
 )
 _CHOOSING = ("Sort", "Topk", "Max", "Min", "Median", "Nanmedian", "Kthvalue", "Mode", "Aminmax", "Cummax", "Cummin")
-
-
-def _may_be_foreign(node: Node, tensor: Tensor | None, name: str, rows: int, given: set[int]) -> bool:
-    """Whether a saved tensor has rows and is neither the operation's own nor data; the walk sees one with a graph."""
-    if tensor is None or not tensor.numel() or rows not in tensor.shape:
-        return False
-    if tensor.untyped_storage().data_ptr() in given:
-        return False
-    own = name.removeprefix("_raw_saved_")
-    return not _OWN.fullmatch(own) and not (own == "indices" and node.name().startswith(_CHOOSING))
 
 
 def _in_proportion(one: Any, other: Any, rows: int, others_rows: int) -> bool:

@@ -76,7 +76,7 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
         inputs, (output, random, replayed) = _run(model, given)
         batch = Batch(*bounds[number], random, replayed)
         if found is None:
-            found = _decided(model, source, prints, move, options, output, inputs)
+            found = _decided(model, source, prints, move, options, output, inputs, len(range(*bounds[number])))
         _store(found.output, output, batch)
         found.batches.append(batch)
         kept = _kept(found, batch, output, inputs, begun)
@@ -96,10 +96,11 @@ def _confirmed(found: Inferred, model: Model) -> None:
     first = found.batches[0]
     if first.random is not None:
         found.together = found.coupling or "random numbers that were drawn for the whole batch"
-    if model.hooks_tensors:
-        found.together = found.coupling or "hooks on tensors, which may act otherwise on rows by themselves"
-    if first.kept is not None and first.apart and len(first.rows) > 1:
-        confirm(found, first, first.kept)
+    if model.has_backward_hooks():
+        found.coupling = found.coupling or "hooks on tensors or modules, which may act on all rows of a batch at once"
+    if first.kept is not None and first.apart and len(first.rows) > 1 and not found.coupling:
+        with model.undisturbed(), model.without_hooks_on_parameters():  # whose gradients are not the user's here
+            confirm(found, first, first.kept)
     elif not found.together:
         found.together = found.coupling or "batches of one row"
     if not found.keeping:
@@ -109,16 +110,17 @@ def _confirmed(found: Inferred, model: Model) -> None:
 def _kept(found: Inferred, batch: Batch, output: Any, inputs: Any, begun: int) -> Kept:
     """The batch's graph; what it proves is remembered of the batch, whether the graph is kept or not."""
     outputs = found.differentiable(output)
-    shared = is_shared(graph.walk(graph.roots_of(outputs)), begun)
+    found.shares = found.shares or is_shared(graph.walk(graph.roots_of(outputs)), begun)
     look_at_rows(found, batch, outputs, inputs)
-    return Kept(outputs, inputs, shared)
+    return Kept(outputs, inputs)
 
 
 def _run(model: Model, given: Any) -> tuple[Any, tuple[Any, Randomness | None, Replayed]]:
     """The data as leaves, and what the model makes of them; a model that writes to its data is given copies."""
     inputs = leaves_like(given)
+    before = [tensor._version for tensor in tensors_in(inputs)]
     try:
-        return inputs, model.infer(inputs)
+        found = model.infer(inputs)
     except TypeError as error:
         if "argument" not in str(error) or not isinstance(given, (tuple, list, Mapping)):
             raise
@@ -130,7 +132,14 @@ def _run(model: Model, given: Any) -> tuple[Any, tuple[Any, Randomness | None, R
         if not ("leaf Variable" in str(error) and "in-place" in str(error)) or model.needs_copy:
             raise
         model.needs_copy = True
-    return _run(model, given)
+        return _run(model, given)
+    written = [number for number, one in enumerate(tensors_in(inputs)) if one._version != before[number]]
+    if written:
+        raise OptionError(
+            f"model: must leave the data as they are; it has written to tensor {written[0]} of them, so that they "
+            "cannot be read again as they were. Clone it in the model before it is written to."
+        )
+    return inputs, found
 
 
 def _decided(
@@ -141,10 +150,10 @@ def _decided(
     options: Options,
     output: Any,
     inputs: Any,
+    rows: int,
 ) -> Inferred:
     """What the graph of the first batch tells."""
     given, tensors = tensors_in(inputs), tensors_in(output)
-    rows = given[0].shape[0]
     places = [place for place, tensor in enumerate(tensors) if tensor.requires_grad]
     if not places:
         raise OptionError(

@@ -32,9 +32,12 @@ def coupling(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rows: int) -> 
 
     `outputs` hold `rows` rows each in dimension 0, and have a graph; so do those of `inputs` that require grad.
     """
-    for output in (output for output in outputs if output.numel()):
-        edge = get_gradient_edge(output)
-        found = prove(edge.node, edge.output_nr, rows, inner=math.prod(output.shape[1:]))
+    edges = [(get_gradient_edge(output), math.prod(output.shape[1:])) for output in outputs if output.numel()]
+    proven: dict[Node, dict[int, State]] = {}
+    for edge, inner in sorted(edges, key=lambda pair: -pair[0].node._sequence_nr()):  # those above first
+        if proven.get(edge.node, {}).get(edge.output_nr) == Layout(inner):
+            continue  # what it comes from was walked with what comes from it
+        found = prove(edge.node, edge.output_nr, rows, inner=inner)
         if found.coupling:
             return found.coupling
         for tensor in inputs:
@@ -49,6 +52,7 @@ def coupling(outputs: Sequence[Tensor], inputs: Sequence[Tensor], rows: int) -> 
         for node in graph.walk(shared):
             if id(graph.leaf_of(node)) in data or not _of_parameters(node, rows):
                 return node.name()
+        proven.update(found.states)
     return ""
 
 

@@ -5,15 +5,17 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from multiback.cuts import fingerprints
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import modules_of, name_of, runs_compiled
-from multiback.errors import StaleForwardError
+from multiback.errors import OptionError, StaleForwardError
 from multiback.nested import called, map_tensors
 from multiback.states import Attributes, Autocast, Buffer, BufferValues, Modes, Randomness, buffers_of, random_kept
 
@@ -54,11 +56,12 @@ class Model:
         self._fresh: list[Buffer] = []  # not yet seen through a forward
         self._written: dict[Buffer, None] = {}
         self._parts: list[tuple[str, nn.Module, dict[str, nn.Module | None]]] = []
-        self._places: list[tuple[nn.Module, str, Tensor | None, str]] = []
+        self._places: list[tuple[nn.Module, str, Tensor | None, str, bool]] = []
         self._unwritten: list[tuple[Buffer, Tensor]] = []
         self._before: Fingerprints | None = None
         self._attributes: Attributes | None = None
         self.leaves: list[Tensor] = []
+        self._names: list[str] = []
         self.needs_copy = self.hooks_tensors = False
         for module in modules_of(call):
             self._meet(module, BufferValues())
@@ -67,6 +70,11 @@ class Model:
         """Take in a module that is about to run for the first time."""
         if module in self.modes:
             return
+        if any(isinstance(part, torch.jit.ScriptModule) for part in module.modules()):
+            raise OptionError(
+                f"model: must be made of Python modules, whose state can be put back; got {type(module).__name__} with "
+                "a part that torch.jit has compiled. Give the module that was compiled, or cut its output."
+            )
         self._modules.append(module)
         self.modes.add(module)
         known = {(id(buffer.module), buffer.key) for buffer in self._buffers}
@@ -90,9 +98,9 @@ class Model:
         versions = [(buffer, buffer.version) for buffer in self._buffers]
         attributes = Attributes(self._modules)
         try:
-            with torch.enable_grad(), _plain_attention(), self._meeting(held):
+            with torch.enable_grad(), _PLAIN_ATTENTION.in_force(), self._meeting(held):
                 output = called(self._call, self._given(data))
-        except Exception:
+        except BaseException:
             random.restore()
             held.restore()
             attributes.restore()
@@ -116,17 +124,13 @@ class Model:
         if runs_compiled(self._call):  # whose code such a hook would break up
             yield
             return
-        register = torch.Tensor.register_hook
-
-        def registered(tensor: Tensor, hook: Any) -> Any:
-            self.hooks_tensors |= threading.get_ident() == thread
-            return register(tensor, hook)
-
         handle = nn.modules.module.register_module_forward_pre_hook(meet)
+        outer, _HEARING.model = getattr(_HEARING, "model", None), self
         try:
-            with mock.patch.object(torch.Tensor, "register_hook", registered):
+            with _HOOKS_HEARD.in_force():
                 yield
         finally:
+            _HEARING.model = outer
             handle.remove()
 
     def _given(self, data: Any) -> Any:
@@ -140,7 +144,8 @@ class Model:
                 self._parts.append((prefix, module, dict(module._modules)))
                 for key, parameter in module._parameters.items():
                     name = f'parameter "{prefix}.{key}"' if prefix else f'parameter "{key}"'
-                    self._places.append((module, key, parameter, name))
+                    trained = parameter is not None and parameter.requires_grad
+                    self._places.append((module, key, parameter, name, trained))
                     if parameter is not None:
                         named.setdefault(id(parameter), (lambda name=name: name, parameter))
         for leaf in leaves:
@@ -151,8 +156,18 @@ class Model:
                 self._unwritten.append((buffer, tensor))
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
         self.leaves = [tensor for _, tensor in named.values() if tensor.requires_grad and tensor.is_leaf]
+        places = {id(tensor): name for _, _, tensor, name, _ in self._places}
+        self._names = [places.get(id(leaf), "") for leaf in self.leaves]
         self._before = Fingerprints(list(named.values()))
         self._attributes = Attributes(self._modules)
+
+    def described_leaves(self) -> list[tuple[str, list[int], str, int | None]]:
+        """Of every leaf its name in a module, or else a fingerprint of its values; its shape and dtype."""
+        found = []
+        for name, leaf in zip(self._names, self.leaves, strict=True):
+            value = None if name else fingerprints.of_tensor(leaf)
+            found.append((name, list(leaf.shape), str(leaf.dtype), None if value is None else int(value)))
+        return found
 
     def check_unchanged(self) -> None:
         """StaleForwardError where a parameter or a buffer is not as it was at inference."""
@@ -171,23 +186,28 @@ class Model:
                 pairs = itertools.zip_longest(now.items(), children.items(), fillvalue=("", None))
                 key = next(one[0] or other[0] for one, other in pairs if not _is_one(one, other))
                 return f'module "{prefix}.{key}"' if prefix else f'module "{key}"'
-        for module, key, tensor, name in self._places:
-            if module._parameters.get(key) is not tensor:
+        for module, key, tensor, name, trained in self._places:
+            if module._parameters.get(key) is not tensor or (tensor is not None and tensor.requires_grad != trained):
                 return name
         for buffer, tensor in self._unwritten:
             if buffer.tensor is not tensor:
                 return f'buffer "{buffer.name}"'
         return None if self._attributes is None else self._attributes.differing()
 
+    def has_backward_hooks(self) -> bool:
+        """Whether it has put hooks on tensors as it ran, or has modules with hooks on their backward."""
+        parts = (part for root in self._modules for part in root.modules())
+        return self.hooks_tensors or any(part._backward_hooks or part._backward_pre_hooks for part in parts)
+
     def acting_on_grad(self) -> str | None:
         """The name of a parameter with a post-accumulate hook, such as one that steps an optimiser."""
         return next(
-            (name for _, _, one, name in self._places if getattr(one, "_post_accumulate_grad_hooks", None)), None
+            (name for _, _, one, name, _ in self._places if getattr(one, "_post_accumulate_grad_hooks", None)), None
         )
 
     def hooked(self) -> str | None:
         """The name of a parameter with a hook on its gradient."""
-        return next((name for _, _, one, name in self._places if getattr(one, "_backward_hooks", None)), None)
+        return next((name for _, _, one, name, _ in self._places if getattr(one, "_backward_hooks", None)), None)
 
     @contextmanager
     def again(
@@ -198,32 +218,93 @@ class Model:
         What it writes to buffers and attributes, and draws, is undone when the context is left, after
         the traversal. One that has been `tried` is expected to draw nothing.
         """
-        outer = BufferValues(self._written)
-        attributes = Attributes(self._modules) if self._attributes is None else self._attributes
-        with random_kept(quick=tried), self.modes.replayed():
+        with self.undisturbed(quick=tried):
             if random is not None:
                 random.restore()
             replayed.restore()
+            yield self._run
+
+    @contextmanager
+    def undisturbed(self, *, quick: bool = True) -> Generator[None]:
+        """In the modes of inference; buffers, attributes and generators are put back, as parts may run forward again.
+
+        `quick` where no numbers are expected to be drawn.
+        """
+        outer = BufferValues(self._written)
+        attributes = Attributes(self._modules) if self._attributes is None else self._attributes
+        with random_kept(quick=quick), self.modes.replayed():
             try:
-                yield self._run
+                yield
             finally:
                 outer.restore()
                 attributes.restore()
 
+    @contextmanager
+    def without_hooks_on_parameters(self) -> Generator[None]:
+        """Gradients that are no loss's must not reach the program's hooks."""
+        parameters = (parameter for root in self._modules for parameter in root.parameters())
+        hooks = [one._backward_hooks for one in parameters if getattr(one, "_backward_hooks", None)]
+        put_off = [(found, dict(found)) for found in hooks]
+        try:
+            for found, _ in put_off:
+                found.clear()
+            yield
+        finally:
+            for found, those in put_off:
+                found.update(those)
+
     def _run(self, data: Any) -> Any:
-        with torch.enable_grad(), self._autocast.replayed(), _plain_attention():
+        with torch.enable_grad(), self._autocast.replayed(), _PLAIN_ATTENTION.in_force():
             return called(self._call, self._given(data))
 
 
-@contextmanager
-def _plain_attention() -> Generator[None]:
+class _Change:
+    """A change to torch's global state, in force while a thread needs it; `make` makes it and gives what undoes it."""
+
+    def __init__(self, make: Callable[[], Callable[[], object]]) -> None:
+        self._make, self._undo = make, make
+        self._lock, self._count = threading.Lock(), 0
+
+    @contextmanager
+    def in_force(self) -> Generator[None]:
+        """Made by the first who needs it, undone by the last."""
+        with self._lock:
+            if not self._count:
+                self._undo = self._make()
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._count -= 1
+                if not self._count:
+                    self._undo()
+
+
+def _without_fast_path() -> Callable[[], object]:
     """Without the attention fast path, which is taken under no_grad alone and leaves padded rows zero."""
     found = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(found)
+    return partial(torch.backends.mha.set_fastpath_enabled, found)
+
+
+def _hear_of_hooks() -> Callable[[], object]:
+    """Tell the model that this thread runs of hooks that are put on tensors."""
+    register = torch.Tensor.register_hook
+
+    def registered(tensor: Tensor, hook: Any) -> Any:
+        model = getattr(_HEARING, "model", None)
+        if model is not None:
+            model.hooks_tensors = True
+        return register(tensor, hook)
+
+    patch = mock.patch.object(torch.Tensor, "register_hook", registered)
+    patch.start()
+    return patch.stop
+
+
+_PLAIN_ATTENTION, _HOOKS_HEARD = _Change(_without_fast_path), _Change(_hear_of_hooks)
+_HEARING = threading.local()
 
 
 def _is_one(one: tuple[str, object], other: tuple[str, object]) -> bool:

@@ -47,7 +47,8 @@ def modules_of(call: Callable[..., Any]) -> list[nn.Module]:
 
 def runs_compiled(call: Callable[..., Any]) -> bool:
     """Whether a module that a callable is or names, or a part of it, is compiled."""
-    return any(type(part).__name__ == "OptimizedModule" for root in modules_of(call) for part in root.modules())
+    parts = (part for root in modules_of(call) for part in root.modules())
+    return any(type(one).__name__ == "OptimizedModule" or one._compiled_call_impl is not None for one in parts)
 
 
 def _named_by(value: Any) -> Iterator[Any]:

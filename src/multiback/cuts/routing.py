@@ -34,13 +34,21 @@ class Routed:
         taken = parts if whole else [None if part is None else part[rows.to(part.device)] for part in parts]
         return cls(loss, rows + start, taken)
 
-    def within(self, start: int, stop: int) -> "Routed":
-        """Those of rows `start` to `stop`."""
-        if not len(self.rows) or (int(self.rows[0]) >= start and int(self.rows[-1]) < stop):
-            return self
-        first, last = torch.searchsorted(self.rows, torch.tensor([start, stop])).tolist()
-        parts = [None if one is None else one[first:last] for one in self.cotangents]
-        return Routed(self.loss, self.rows[first:last], parts)
+    def by_batch(self, starts: Tensor) -> Iterator[tuple[int, "Routed"]]:
+        """By batch that holds any of them, its number and those; `starts` are the batches' first rows, ascending."""
+        if not len(self.rows):
+            return
+        where = torch.bucketize(self.rows, starts, right=True) - 1
+        numbers, counts = where.unique_consecutive(return_counts=True)
+        if len(numbers) == 1:
+            yield int(numbers[0]), self
+            return
+        first = 0
+        for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
+            here = slice(first, first + count)
+            parts = [None if one is None else one[here] for one in self.cotangents]
+            yield number, Routed(self.loss, self.rows[here], parts)
+            first += count
 
 
 def union(parts: Sequence[Routed]) -> Tensor:

@@ -50,4 +50,4 @@ def nonzero_rows(tensors: list[Tensor]) -> Tensor:
     for tensor in tensors:
         here = tensor.reshape(tensor.shape[0], -1).any(1).cpu()
         touched = here if touched is None else touched | here
-    return torch.empty(0, dtype=torch.int64) if touched is None else touched.nonzero()[:, 0]
+    return torch.empty(0, dtype=torch.int64, device="cpu") if touched is None else touched.nonzero()[:, 0]

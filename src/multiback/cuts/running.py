@@ -11,7 +11,6 @@ from torch.autograd.graph import Node
 
 from multiback import graph
 from multiback.cuts.batches import Batch, Inferred, Kept, is_shared, leaves_like, operations_so_far
-from multiback.cuts.forms import form_of
 from multiback.cuts.sources import taken
 from multiback.errors import MultibackError, RecomputationError
 from multiback.measure.agreement import tolerance_of
@@ -23,6 +22,7 @@ from multiback.states import random_kept
 _PRICE_OF_A_ROW = 1.5
 _TF32 = 1e-2
 _SAMPLE = 1024  # rows
+_MOST_MISFITS = 8  # of rows run by themselves, before this is no longer tried
 _ORDINARY = 1e-15
 
 
@@ -55,6 +55,7 @@ class Runner:
 
     def __init__(self, inferred: Inferred) -> None:
         self._inferred = inferred
+        self._misfits = 0
         self._scales = [_Scale(value, self._tolerance(value)) for value in inferred.values]
 
     @contextmanager
@@ -78,7 +79,7 @@ class Runner:
             del group, run
         group = self._read(batch.rows)
         with found.model.again(batch.random, batch.replayed) as call:
-            run = self._again(call, group, torch.arange(batch.start, batch.stop))
+            run = self._again(call, group, torch.arange(batch.start, batch.stop, device="cpu"))
             self._check(run.outputs, batch.rows)
             yield replace(run, apart=batch.apart and not found.coupling)
 
@@ -86,11 +87,11 @@ class Runner:
     def _from_graph(self, batch: Batch, kept: Kept) -> Generator[Run]:
         """The kept graph; after an error it may be half freed, so the batch is run again the next time."""
         self._inferred.prints.check(batch.rows, kept.inputs)
-        rows = torch.arange(batch.start, batch.stop)
+        rows = torch.arange(batch.start, batch.stop, device="cpu")
         try:
-            with self._inferred.model.modes.replayed():  # checkpointed parts run forward again
+            with self._inferred.model.undisturbed():  # checkpointed parts run forward again
                 apart = batch.apart and not self._inferred.coupling
-                yield Run(kept.outputs, kept.inputs, rows, (), apart, keep=True, shared=kept.shared)
+                yield Run(kept.outputs, kept.inputs, rows, (), apart, keep=True, shared=self._inferred.shares)
         except BaseException:
             batch.kept = None
             raise
@@ -112,7 +113,7 @@ class Runner:
         inputs = leaves_like(group)
         outputs = self._inferred.differentiable(call(inputs))
         nodes = graph.walk(graph.roots_of(outputs))
-        shared = is_shared(nodes, begun)
+        shared = self._inferred.shares or is_shared(nodes, begun)
         return Run(outputs, inputs, rows, nodes, apart=False, keep=shared, shared=shared)
 
     def _by_themselves(self, call: Callable[[Any], Any], group: Any, rows: Tensor, batch: Batch) -> Run | None:
@@ -131,9 +132,12 @@ class Runner:
         ):
             self._inferred.together = "an operation that no graph shows: rows by themselves give another output"
             return None
-        form = form_of(run.nodes, count)
-        known = form is not None and batch.form is not None and form.matches(batch.form)
-        return replace(run, apart=True) if known else None
+        if batch.form is not None and batch.form.is_of(run.nodes, count):
+            return replace(run, apart=True)
+        self._misfits += 1
+        if self._misfits >= _MOST_MISFITS:
+            self._inferred.together = "operations or constants that are others for some rows than for their batch"
+        return None
 
     def _check(self, outputs: list[Tensor], rows: Sequence[int]) -> None:
         """RecomputationError where a batch gives another output than at inference."""
@@ -163,7 +167,8 @@ class Runner:
 
     def _tolerance(self, value: Tensor) -> float:
         found = max(
-            tolerance_of(torch.empty(0, dtype=dtype)) for dtype in (value.dtype, *self._inferred.model.computing_dtypes)
+            tolerance_of(torch.empty(0, dtype=dtype, device="cpu"))
+            for dtype in (value.dtype, *self._inferred.model.computing_dtypes)
         )
         tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
         return max(found, _TF32) if value.is_cuda and tf32 else found

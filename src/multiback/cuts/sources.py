@@ -69,7 +69,7 @@ class Items:
             batch_sampler=[list(rows) for rows in groups],
             collate_fn=self.collate,
             num_workers=workers,
-            generator=torch.Generator(),  # or else the loader would draw from the global one
+            generator=torch.Generator(torch.get_default_device()),  # or else the loader would draw from the global one
         )
         for group, rows in zip(loader, groups, strict=True):
             for tensor in tensors_in(group):
@@ -128,6 +128,14 @@ def _tensors(data: Any, collate: Collate | None, workers: int) -> Tensors:
                 f"data: must hold tensors only; got {type(value).__name__} in a {type(data).__name__}. Bind other "
                 "arguments with functools.partial, or give a data set."
             )
+    for value in values:
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or _is_tiny_float(value.dtype):
+            kind = "nested" if value.is_nested else str(value.dtype if value.is_quantized else value.layout)
+            kind = str(value.dtype) if _is_tiny_float(value.dtype) else kind
+            raise OptionError(
+                f"data: must be plain dense tensors of a dtype that can be computed with; got {kind}. Convert them, or "
+                "give a data set whose items are converted."
+            )
     sizes = [value.shape[0] if value.ndim else None for value in values]
     if not values or not sizes[0] or any(size != sizes[0] for size in sizes):
         raise OptionError(
@@ -141,6 +149,11 @@ def _tensors(data: Any, collate: Collate | None, workers: int) -> Tensors:
     return Tensors(data, values[0].shape[0], values)
 
 
+def _is_tiny_float(dtype: torch.dtype) -> bool:
+    """Whether floating numbers of 8 bits or fewer, which no operation but a conversion takes."""
+    return dtype.is_floating_point and dtype.itemsize < 2
+
+
 class RowPrints:
     """Fingerprints of every row as it was at inference, by tensor of the data: 8 bytes each."""
 
@@ -152,7 +165,7 @@ class RowPrints:
         """Remember the rows from `start` on."""
         prints = [fingerprints.of_rows(tensor).cpu() for tensor in tensors_in(group)]
         if self._found is None:
-            self._found = [torch.empty(self._num_rows, dtype=torch.int64) for _ in prints]
+            self._found = [torch.empty(self._num_rows, dtype=torch.int64, device="cpu") for _ in prints]
         for kept, found in zip(self._found, prints, strict=True):
             kept[start : start + len(found)] = found
 

@@ -1,5 +1,6 @@
 """A cut whose value holds the rows of all ranks of a process group; each rank runs its own again."""
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, overload
@@ -46,6 +47,14 @@ class SpanningCut(StandIns):
                 f"group: must give outputs of the same shapes and dtypes on every rank; got "
                 f"{[shapes for _, shapes in told]}, rows left out. Pad them to one length."
             )
+        parameters = group.told(own.described_parameters())
+        if any(one != parameters[0] for one in parameters):
+            raise RequestError(
+                "group: must run the same parameters on every rank, and meet them in the same order where they belong "
+                f"to no module; got others on some: {_first_differences(parameters)}. Put them into one module, alike "
+                "on every rank."
+            )
+        group.together(lambda: _refuse_data_with_graph(own))
         start = sum(counts[: group.rank])
         self.rows, self.num_rows = range(start, start + own.num_rows), sum(counts)
         self.value: Any = map_tensors(
@@ -188,3 +197,19 @@ class SpanningCut(StandIns):
         totals = self._group.sums([None if here else one for one, here in zip(both, local, strict=True)], like)
         found = [one if here else total for one, total, here in zip(both, totals, local, strict=True)]
         return [zeros if one is None else one for one, zeros in zip(found, like, strict=True)]
+
+
+def _refuse_data_with_graph(own: DeferredCut) -> None:
+    if any(not tensor.is_leaf and tensor.requires_grad for tensor in own.data_tensors()):
+        raise RequestError(
+            "data: must have no graph of their own where a group is given, since their part of the gradient would be "
+            "this rank's alone; got data that have one. Make what comes before them part of the model, or detach them."
+        )
+
+
+def _first_differences(parameters: list[list[tuple[str, list[int], str, int | None]]]) -> str:
+    """What the ranks have at the first place where they differ."""
+    for column in itertools.zip_longest(*parameters):
+        if any(one != column[0] for one in column):
+            return ", ".join("none" if one is None else f"{one[0] or 'a leaf'} {one[1]}" for one in column)
+    return ""
