@@ -259,6 +259,12 @@ def _saved(node: Node) -> tuple[list[Tensor], bool, bool]:
     return found, freed, hooked
 
 
+def freed_state(node: Node) -> bool | None:
+    """Whether what a node saved has been freed; None where it saved nothing that can be read."""
+    found, freed, hooked = _saved(node)
+    return freed if (found or freed) and not hooked else None
+
+
 def _raises(node: Node, name: str) -> bool:
     """Whether reading a saved value raises, as it does once the graph has been freed."""
     try:

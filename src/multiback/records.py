@@ -205,7 +205,7 @@ def decode(data: bytes, source: str) -> BenchRecord:
     if schema != BENCH_SCHEMA:
         raise RecordError(
             f"{source}: the record's schema must be {BENCH_SCHEMA!r}; got {schema!r}. "
-            "Give a file that `multiback bench --json` of this version wrote."
+            "Give a file that `multiback bench --json` or `multiback trace --output` of this version wrote."
         )
     try:
         record = msgspec.convert(head, BenchRecord)

@@ -212,6 +212,11 @@ class BufferValues:
         found._kept = {buffer: self._kept[buffer] for buffer in buffers if buffer in self._kept}
         return found
 
+    def take_over(self, others: "BufferValues") -> None:
+        """Hold other copies as well, of buffers of which there is none here."""
+        for buffer, kept in others._kept.items():
+            self._kept.setdefault(buffer, kept)
+
     def restore(self) -> None:
         """The same tensors with the same values; what saved them for a backward can still run."""
         for buffer, (tensor, value) in self._kept.items():

@@ -113,6 +113,15 @@ def filled(targets: Sequence[Target], answers: Sequence[Tensor | None]) -> list[
 STAND_INS: Any = WeakTensorKeyDictionary()  # every cut's, as long as they live
 
 
+def refuse_unreached(answers: Sequence[Sequence[Tensor | None]]) -> None:
+    """RequestError where no loss reaches any of what was asked for, which is likely another model's."""
+    if answers and all(one is None for answer in answers for one in answer):
+        raise RequestError(
+            "wrt: must hold a tensor that some loss depends on, by way of the cut or past it; none of it is. Name "
+            "parameters of this model, not of a copy."
+        )
+
+
 def refuse_lost(
     losses: Losses,
     outputs: Sequence[Tensor],

@@ -11,7 +11,7 @@ from torch import Tensor
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
 from multiback.cuts.batches import Batch, Inferred
-from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, root_of
+from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, refuse_unreached, root_of
 from multiback.cuts.data_gradients import DataGradients, Piece, accumulate, joined, traversed
 from multiback.cuts.existing import check_one, refuse_inference_mode
 from multiback.cuts.inference import shown
@@ -19,7 +19,7 @@ from multiback.cuts.routing import Routed, spread, union
 from multiback.cuts.row_gradient import RowGradient
 from multiback.cuts.running import Runner
 from multiback.cuts.stand_ins import StandIns
-from multiback.errors import RequestError
+from multiback.errors import RequestError, StaleForwardError
 from multiback.independence import mixes_rows
 from multiback.nested import dense
 from multiback.request import Target, mirrored, targets_of
@@ -49,6 +49,7 @@ class DeferredCut(StandIns):
         self._progress = progress
         self._runner = Runner(inferred)
         self._leaves = [value.requires_grad_() for value in inferred.values]
+        self._versions = [leaf._version for leaf in self._leaves]
         self.value: Any = inferred.output
         self.num_rows = inferred.source.num_rows
         self.batch_size = len(inferred.batches[0].rows)
@@ -147,7 +148,7 @@ class DeferredCut(StandIns):
         of one batch at a time.
         """
         waiting = self._waiting()
-        self._inferred.model.check_unchanged()
+        self._check_unchanged()
         self._check_hooks()
         data = DataGradients(self._inferred.source.tensors)
         data.check_upstream()
@@ -198,6 +199,15 @@ class DeferredCut(StandIns):
         for gradient in waiting:
             if gradient is not None:
                 gradient[here] = 0
+
+    def _check_unchanged(self) -> None:
+        """StaleForwardError where the model, or the value, is not as inference left it."""
+        if [leaf._version for leaf in self._leaves] != self._versions:
+            raise StaleForwardError(
+                "cut.value: must stay as it is; it has been written to in place since inference. Compute losses from a "
+                "clone of it."
+            )
+        self._inferred.model.check_unchanged()
 
     def _check_hooks(self) -> None:
         """RequestError where a hook that acts when .grad is complete would act once for every batch."""
@@ -272,7 +282,7 @@ class DeferredCut(StandIns):
         tensors = [tensor for tensor in found.source.tensors if tensor.requires_grad]
         asked = tensors if wrt is None else wrt  # of data that require grad a loss may make direct use
         targets, structure = targets_of(asked) if wrt is not None or tensors else ((), "tuple")
-        found.model.check_unchanged()
+        self._check_unchanged()
         upstream = any(not tensor.is_leaf for tensor in tensors)
         numbers = itertools.count()
         routed = cotangents_of(
@@ -289,6 +299,7 @@ class DeferredCut(StandIns):
         answers = self._targets(parts, direct, targets)
         for answer in answers:
             refuse_lost(losses, (), self._leaves, targets, answer)
+        refuse_unreached(answers)
         return [mirrored(structure, targets, filled(targets, answer)) for answer in answers]
 
     def _touched(self, routed: Sequence[Routed]) -> Iterator[tuple[Batch, list[Routed]]]:

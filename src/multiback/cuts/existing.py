@@ -10,7 +10,15 @@ from multiback import graph
 from multiback.api.accumulate import backward
 from multiback.api.answering import freed_graphs_named
 from multiback.arguments import Bare, Differentiable, Losses, Named, Wrt
-from multiback.cuts.cotangents import cotangents_of, filled, gradients_of, refuse_lost, root_of, summed
+from multiback.cuts.cotangents import (
+    cotangents_of,
+    filled,
+    gradients_of,
+    refuse_lost,
+    refuse_unreached,
+    root_of,
+    summed,
+)
 from multiback.cuts.fingerprints import Fingerprints
 from multiback.cuts.naming import name_of
 from multiback.cuts.stand_ins import StandIns
@@ -159,6 +167,7 @@ class Cut(StandIns, Generic[T]):
         ]
         for answer in answers:
             refuse_lost(losses, self._outputs, self._leaves, targets, answer)
+        refuse_unreached(answers)
         return [mirrored(structure, targets, filled(targets, answer)) for answer in answers]
 
     def _check(self) -> None:

@@ -69,25 +69,29 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
     prints = RowPrints(source.num_rows)
     found: Inferred | None = None
     parameters: dict[int, Tensor] = {}
-    for number in shown(options.progress, "inferring batch", len(bounds)):
-        given = move(next(groups))
-        prints.keep(bounds[number][0], given)
-        begun = operations_so_far()
-        inputs, (output, random, replayed) = _run(model, given)
-        batch = Batch(*bounds[number], random, replayed)
+    try:
+        for number in shown(options.progress, "inferring batch", len(bounds)):
+            given = move(next(groups))
+            prints.keep(bounds[number][0], given)
+            begun = operations_so_far()
+            inputs, (output, random, replayed) = _run(model, given)
+            batch = Batch(*bounds[number], random, replayed)
+            if found is None:
+                found = _decided(model, source, prints, move, options, output, inputs, len(range(*bounds[number])))
+            _store(found.output, output, batch)
+            found.batches.append(batch)
+            kept = _kept(found, batch, output, inputs, begun)
+            parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
+            if found.keeping or number == 0:
+                batch.kept = kept
+            del given, inputs, output, kept
         if found is None:
-            found = _decided(model, source, prints, move, options, output, inputs, len(range(*bounds[number])))
-        _store(found.output, output, batch)
-        found.batches.append(batch)
-        kept = _kept(found, batch, output, inputs, begun)
-        parameters.update({id(leaf): leaf for leaf in _others(kept.outputs, inputs)})
-        if found.keeping or number == 0:
-            batch.kept = kept
-        del given, inputs, output, kept
-    if found is None:
-        raise AssertionError("a source has at least one row")
-    _confirmed(found, model)
-    model.settle(parameters.values())
+            raise AssertionError("a source has at least one row")
+        _confirmed(found, model)
+        model.settle(parameters.values())
+    except BaseException:
+        model.undo()
+        raise
     return found
 
 

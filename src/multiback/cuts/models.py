@@ -59,6 +59,7 @@ class Model:
         self._places: list[tuple[nn.Module, str, Tensor | None, str, bool]] = []
         self._unwritten: list[tuple[Buffer, Tensor]] = []
         self._before: Fingerprints | None = None
+        self._outset: tuple[Randomness, BufferValues, Attributes] | None = None
         self._attributes: Attributes | None = None
         self.leaves: list[Tensor] = []
         self._names: list[str] = []
@@ -92,25 +93,34 @@ class Model:
     def infer(self, data: Any) -> tuple[Any, Randomness | None, "Replayed"]:
         """The output, with a graph, and what is needed to have it again: random state, if any was drawn, and the rest.
 
-        After an exception, random state, buffers and attributes are as before.
+        After an exception, random state, buffers and attributes are as before the first batch.
         """
         random, held = Randomness.read(), BufferValues([*self._written, *self._fresh])
         versions = [(buffer, buffer.version) for buffer in self._buffers]
         attributes = Attributes(self._modules)
+        if self._outset is None:
+            self._outset = random, BufferValues(), attributes
         try:
             with torch.enable_grad(), _PLAIN_ATTENTION.in_force(), self._meeting(held):
                 output = called(self._call, self._given(data))
         except BaseException:
-            random.restore()
             held.restore()
             attributes.restore()
+            self.undo()
             raise
+        self._outset[1].take_over(held.only(held.changed()))
         self._written.update(dict.fromkeys(held.changed()))
         self._written.update(dict.fromkeys(buffer for buffer, version in versions if buffer.version != version))
         self._fresh.clear()
         drawn = not random.same_as(Randomness.read())
         replayed = [buffer for buffer in self._written if not _is_running_statistic(buffer)]
         return output, random if drawn else None, Replayed(held.only(replayed), attributes.changed())
+
+    def undo(self) -> None:
+        """Random state, buffers and attributes as before the first batch."""
+        if self._outset is not None:
+            for state in self._outset:
+                state.restore()
 
     @contextmanager
     def _meeting(self, held: BufferValues) -> Generator[None]:
@@ -138,6 +148,7 @@ class Model:
 
     def settle(self, leaves: Iterable[Tensor]) -> None:
         """Remember what parameters and buffers hold, once inference is over; `leaves` are a graph's."""
+        self._outset = None
         named: dict[int, tuple[Callable[[], str], Tensor]] = {}
         for root in self._modules:
             for prefix, module in root.named_modules():
@@ -262,7 +273,8 @@ class _Change:
     """A change to torch's global state, in force while a thread needs it; `make` makes it and gives what undoes it."""
 
     def __init__(self, make: Callable[[], Callable[[], object]]) -> None:
-        self._make, self._undo = make, make
+        self._make = make
+        self._undo: Callable[[], object] = make
         self._lock, self._count = threading.Lock(), 0
 
     @contextmanager

@@ -17,9 +17,9 @@ class Faults:
     def __init__(self) -> None:
         self._count: dict[str, int] = {}
 
-    def note(self, where: str, error: BaseException) -> None:
-        """Remember it; an exception of the program's own is raised again."""
-        if is_the_programs(error):
+    def note(self, where: str, error: BaseException, handlers: frozenset[CodeType] = frozenset()) -> None:
+        """Remember it; an exception of the program's own is raised again, as of `handlers` that were installed."""
+        if is_the_programs(error, handlers):
             raise error
         frame = error.__traceback__
         while frame is not None and frame.tb_next is not None:
@@ -34,17 +34,27 @@ class Faults:
         return [text + (f" ({count:,} times)" if count > 1 else "") for text, count in self._count.items()]
 
 
-def is_the_programs(error: BaseException) -> bool:
-    """Whether the program has raised it between our own lines: in a signal handler, or of a kind of its own."""
-    if not isinstance(error, Exception) or type(error).__module__.partition(".")[0] not in _OURS:
+def is_the_programs(error: BaseException, handlers: frozenset[CodeType] = frozenset()) -> bool:
+    """Whether the program has raised it between our own lines: in a signal handler, or of a kind of its own.
+
+    A time limit may be set upon a thread from outside, without any handler.
+    """
+    kind = type(error)
+    if not isinstance(error, Exception) or kind.__module__.partition(".")[0] not in _OURS or kind is TimeoutError:
         return True
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    known = handlers | installed()
     frame = error.__traceback__
     while frame is not None:
-        if frame.tb_frame.f_code in handlers:
+        if frame.tb_frame.f_code in known:
             return True
         frame = frame.tb_next
     return False
+
+
+def installed() -> frozenset[CodeType]:
+    """The code of all signal handlers."""
+    found = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    return frozenset(one for one in found if one is not None)
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -94,6 +94,8 @@ def _check(arguments: TraceArguments) -> None:
         )
     if arguments.output is not None and not arguments.output.name:
         raise OptionError("--output: must name a file; got nothing. Leave it out to show the report alone.")
+    if arguments.output is not None and str(arguments.output) == "-":
+        raise OptionError("--output: must name a file; got -, but standard output is the program's. Give a path.")
     if arguments.force and arguments.output is None:
         raise OptionError("--force: must go with --output, whose file it overwrites; got none. Leave it out.")
     if arguments.max_steps is not None and arguments.max_steps < 1:

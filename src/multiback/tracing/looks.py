@@ -7,8 +7,10 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from multiback.tracing.hiding import untraced
+
 _LEAST_SECONDS = 0.05  # between looks
-_FIRST = 20  # looks, whatever they cost
+_FIRST, _FREE_SECONDS = 20, 0.2  # looks that take no more in all
 _SHARE = 0.02  # of the elapsed time that later ones may take
 _CANDIDATES = 8
 
@@ -53,7 +55,7 @@ class Looks:
 
     def _ask(self) -> None:
         while not self._running.acquire(timeout=self._wait):
-            if not self._asked and self._number:
+            if not self._asked and self._number and signal.getsignal(self._number) == self._handle:
                 self._asked = True
                 _thread.interrupt_main(self._number)  # type: ignore[bad-argument-type] # which have no member each
 
@@ -62,7 +64,13 @@ class Looks:
             if self._number:
                 self._looks += 1
                 self._taken += (seconds := self._look(frame))
-                may_go_on = self._looks < _FIRST or self._taken < _SHARE * (time.perf_counter() - self._begun)
+                is_free = self._looks < _FIRST and self._taken < _FREE_SECONDS
+                may_go_on = is_free or self._taken < _SHARE * (time.perf_counter() - self._begun)
                 self._wait = _LEAST_SECONDS if may_go_on else max(_LEAST_SECONDS, seconds / _SHARE)
+        except RecursionError:  # the program is close to its limit
+            pass
         finally:
             self._asked = False
+
+
+untraced(Looks._handle)

@@ -26,7 +26,7 @@ from multiback.tracing.walking import Walked, given_outputs, roots_of, walk
 
 _WALKED_CALLS = 3  # of every site, whatever they cost
 _COUNTED_CALLS = 64  # of a site, whose rows are counted whatever that costs
-_LOOKED_AT_CALLS = 16  # of a site
+_LOOKED_AT_CALLS, _LOOKING_FREELY = 16, 0.2  # of a site, and seconds of all of them
 _REMEMBERED = 256  # calls
 _MOST_PLACES = 2000
 _MOST_OPTIMISERS = 64
@@ -63,7 +63,7 @@ class Observer:
         _, _, _, inputs, *_ = (*args, None, None, None, None)
         self._kept.bury(self._see)
         call = self._call(outputs, args, options)
-        if self._spare_look is not None and (self._calls_from(call) < _LOOKED_AT_CALLS or self._spare_look()):
+        if self._spare_look is not None and (self._looks_freely(call) or self._spare_look()):
             self.look(places.current())
         if places.in_library_loop(places.current()):
             self.inside(outputs, inputs or ())
@@ -78,7 +78,6 @@ class Observer:
         call.leaves = frozenset(walked.leaves)
         self._kept.unfollowed(call, walked, self._calls)
         shared = self._look_for_kept(call, walked, handles)
-        self._hoards.used_by(walked, call.thread)
         self._look_for_stale(call, walked)
         if self._counts(call):
             handles += self._means.hook(call, walked, self.steps)
@@ -115,15 +114,16 @@ class Observer:
 
     def inside(self, outputs: Any, inputs: Any) -> None:
         """A call that is not recorded, inside another one or a library's own: graphs that it uses are in use."""
-        thread = self._thread()
-        if self._kept or self._hoards.awaits(thread):
-            walked = walk(roots_of(outputs), inputs or ())
-            self._kept.look_only(walked)
-            self._hoards.used_by(walked, thread)
+        if self._kept:
+            self._kept.look_only(walk(roots_of(outputs), inputs or ()))
+
+    def _looks_freely(self, call: Call) -> bool:
+        return self.looking < _LOOKING_FREELY and self._calls_from(call) < _LOOKED_AT_CALLS
 
     def look(self, frame: FrameType | None) -> None:
         """At what the program's names hold, from a frame outwards."""
-        if torch._C._functorch.peek_interpreter_stack() is None and torch._C._current_graph_task_id() == -1:
+        inside = torch._C._functorch.peek_interpreter_stack() is not None or torch._C._current_graph_task_id() != -1
+        if not inside and not places.is_traced_by_python():
             began = time.perf_counter()
             self._hoards.look(frame, self._thread(), self._see)
             self.looking += time.perf_counter() - began
@@ -145,8 +145,6 @@ class Observer:
         """
         site = self.sites.get((call.place, call.kind))
         if site is None or site.walked_calls < _WALKED_CALLS or call.create or self._kept.any_of(call.thread):
-            return True
-        if self._hoards.awaits(call.thread):
             return True
         if not call.retain:
             return (site.walked_calls < 16 and self._growth.suspects(call)) or self._spare()
@@ -299,6 +297,7 @@ class Observer:
                 "by": "" if culprit is None else culprit.place.short,
                 "stepped": any(self._stepped_since(culprit, leaf) for leaf in walked.leaves.values()),
                 "nodes": len(numbers),
+                "kind": call.kind,
             }
             self._see(Evidence(code="freed-graph", place=call.place, example=example))
         elif postmortem.IN_PLACE in text:
@@ -313,7 +312,7 @@ class Observer:
                 "operations": [name for name, _, _ in written[:3]],
                 "shapes": [shape for _, shape, _ in written[:3]],
                 "by": steps[0][2].short if steps else "",
-                "edits": postmortem.edits() if not leaves else None,
+                "edits": postmortem.edits() if not steps else None,
                 "carried": carried if carried.get("fresh") else {},
             }
             self._see(Evidence(code="changed-in-place", place=call.place, example=example))

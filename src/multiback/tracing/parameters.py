@@ -113,9 +113,11 @@ class Parameters:
         return grad is None or known.grad is None or known.grad[0] != id(grad) or is_zero(grad)
 
     def follow(self, leaves: Iterable[Tensor], call: Call) -> None:
-        """Choose the leaf by which calls of this place that are not walked are followed."""
-        found = next((leaf for leaf in leaves if isinstance(leaf, nn.Parameter)), None)
-        if found is not None:
+        """Choose the leaf by which calls of this place that are not walked are followed: one that they all reach."""
+        parameters = [leaf for leaf in leaves if isinstance(leaf, nn.Parameter)]
+        before = self.followed(call)
+        if parameters and not any(leaf is one for one in before for leaf in parameters):
+            found = max(parameters, key=lambda leaf: sum(one.place == call.place for one in self.of(leaf).left))
             self._followed[call.place, call.kind] = weakref.ref(found)
 
     def followed(self, call: Call) -> list[Tensor]:

@@ -1,32 +1,33 @@
 """Places in the traced program: who calls, what its names hold, and where a name is assigned."""
 
 import ast
+import dis
 import inspect
 import linecache
 import os
 import re
 import sys
-import sysconfig
 from collections.abc import Iterator
+from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-import multiback
 from multiback.traces import Place
+from multiback.tracing.insides import OWN, attributes_of, is_outside_file
 from multiback.tracing.wasteful import MIXED
 
-_OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, multiback.__file__))
-_LIBRARY = ("<frozen", sysconfig.get_paths()["stdlib"] + os.sep)
 _HERE = os.path.dirname(os.path.abspath(__file__)) + os.sep
 _LOOPS = tuple(os.path.join("torch", "autograd", name) for name in ("functional.py", "gradcheck.py"))
-_INSTALLED = ("site-packages", "dist-packages")
 _MOST_NAMES, _MOST_LOOKED_AT = 200, 400
 _WATCHING = ("__torch_function__", "__torch_dispatch__")
-_LOCALS_APART = (3, 13)  # from here on f_locals is a view of its own
+LOCALS_APART = sys.version_info >= (3, 13)  # from here on f_locals is a view of its own
 _PYTEST = "@py_builtins"  # in whose rewritten assertions locals() stands in the message alone
-_SHOWING_LOCALS = frozenset({"locals", "exec", "eval", "vars", "dir"})
+_SHOWING_FRAMES = frozenset({"f_locals", "_getframe", "currentframe"})
+_SHOWING_LOCALS = frozenset({"locals", "exec", "eval", "vars", "dir"}) | _SHOWING_FRAMES
+_LOADING_NAMES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_MOST_CODES = 4096
 _ON_PURPOSE = ("requires_grad_", "zero_grad_", "retain_grad_", "detach_")
 _ONLY_OURS = 4  # the frame's reference, the caller's, the parameter's and the count's own
 
@@ -34,13 +35,6 @@ _ONLY_OURS = 4  # the frame's reference, the caller's, the parameter's and the c
 def is_outside(frame: FrameType) -> bool:
     """Whether a frame belongs to torch, to multiback or to the standard library."""
     return is_outside_file(frame.f_code.co_filename)
-
-
-def is_outside_file(name: str) -> bool:
-    """Whether code in a file does."""
-    if name.startswith(_OWN):
-        return True
-    return name.startswith(_LIBRARY) and not any(folder in name for folder in _INSTALLED)
 
 
 def caller(frame: FrameType | None) -> FrameType | None:
@@ -54,7 +48,7 @@ def in_library_loop(frame: FrameType | None) -> bool:
     """Whether a library asks for gradients one after another on the program's behalf, such as torch's `jacobian`."""
     while frame is not None and is_outside(frame):
         name = frame.f_code.co_filename
-        if name.endswith(_LOOPS) or (name.startswith(_OWN[1]) and not name.startswith(_HERE)):
+        if name.endswith(_LOOPS) or (name.startswith(OWN[1]) and not name.startswith(_HERE)):
             return True
         frame = frame.f_back
     return False
@@ -86,13 +80,14 @@ def names_in(frame: FrameType | None) -> dict[int, Name]:
         if one is None or is_outside(one) or not may_look(one.f_code):
             continue
         names, left = one.f_locals, [_MOST_LOOKED_AT]
-        for name, value in list(names.items())[:_MOST_NAMES]:
-            for path, tensor in _tensors(name, value, left):
-                node = maker_of(tensor)
-                if node is not None:
-                    kind = kind_of(value) if "[" in path else ""
-                    found.setdefault(node._sequence_nr(), Name(path, kind))
-        let_go(one, names)
+        try:
+            for name, value in list(names.items())[:_MOST_NAMES]:
+                for path, kind, tensor in _tensors(name, "", value, left):
+                    node = maker_of(tensor)
+                    if node is not None:
+                        found.setdefault(node._sequence_nr(), Name(path, kind))
+        finally:
+            let_go(one, names)
     return found
 
 
@@ -103,18 +98,36 @@ def kind_of(value: Any) -> str:
     return type(value).__name__ if alone else MIXED
 
 
+@lru_cache(_MOST_CODES)
 def may_look(code: CodeType) -> bool:
-    """Whether a function's locals can be read unnoticed: before Python 3.13 that renews the dict `locals()` gave."""
-    if sys.version_info >= _LOCALS_APART or not code.co_flags & inspect.CO_OPTIMIZED:
+    """Whether a function's locals can be read unnoticed: before Python 3.13 that renews the dict `locals()` gave.
+
+    So it does what a frame's `f_locals` gave. A method of such a name, as `model.eval`, does not count.
+    """
+    if LOCALS_APART or not code.co_flags & inspect.CO_OPTIMIZED:
         return True
     asked = _SHOWING_LOCALS.intersection(code.co_names)
-    return not asked or (asked == {"locals"} and _PYTEST in code.co_names)
+    if asked == {"locals"} and _PYTEST in code.co_names:
+        return True
+    return not asked or not any(
+        one.argval in asked and (one.opname.startswith(_LOADING_NAMES) or one.argval in _SHOWING_FRAMES)
+        for one in dis.get_instructions(code)
+    )
+
+
+def is_traced_by_python() -> bool:
+    """Whether a trace or profile function may be running whose caller writes a function's locals back after it."""
+    tracers = (sys.gettrace(), sys.getprofile())
+    return not LOCALS_APART and any(one is not None and type(one).__module__ != "coverage.tracer" for one in tracers)
 
 
 def maker_of(tensor: torch.Tensor) -> Any:
-    """The node that made a tensor; None for leaves, and where it cannot be told, as of a view that was written to."""
+    """The node that made a tensor; None for leaves, and where it cannot be told, as of a view that was written to.
+
+    Asked for that, torch would make the view's node anew, later than the program would have.
+    """
     try:
-        return tensor.grad_fn
+        return None if tensor._is_view() and tensor._version else tensor.grad_fn
     except RuntimeError:
         return None
 
@@ -129,29 +142,30 @@ def let_go(frame: FrameType, names: Any) -> None:
         names.clear()
 
 
-def _tensors(name: str, value: Any, left: list[int], depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """The tensors under a name: itself, items of plain sequences and dicts, attributes of a module.
+def _tensors(
+    name: str, kind: str, value: Any, left: list[int], depth: int = 0
+) -> Iterator[tuple[str, str, torch.Tensor]]:
+    """The tensors under a name, and what kind of container holds each: itself, items, attributes of a module.
 
     Types are looked at, never asked, so that no code of the program runs. `left` counts down what may be looked at.
     """
     left[0] -= 1
-    kind = type(value)
     if left[0] < 0:
         return
-    if issubclass(kind, torch.Tensor):
-        yield name, value
-    elif depth < 2 and kind in (list, tuple):
+    if issubclass(type(value), torch.Tensor):
+        yield name, kind, value
+    elif depth < 2 and type(value) in (list, tuple):
+        inside = MIXED if kind else kind_of(value)
         for place, item in enumerate(value[: left[0] + 1]):
-            yield from _tensors(f"{name}[{place}]", item, left, depth + 1)
-    elif depth < 1 and kind is dict and not name.startswith("__"):
+            yield from _tensors(f"{name}[{place}]", inside, item, left, depth + 1)
+    elif depth < 1 and type(value) is dict and not name.startswith("__"):
+        inside = kind_of(value)
         for key, item in list(value.items()) if len(value) <= left[0] else []:
             if type(key) in (str, int):
-                yield from _tensors(f"{name}[{key!r}]", item, left, depth + 1)
-    elif depth < 1 and issubclass(kind, torch.nn.Module):
-        state = object.__getattribute__(value, "__dict__")
-        for key, item in [*state.items(), *state.get("_buffers", {}).items()]:
-            if not key.startswith("_"):
-                yield from _tensors(f"{name}.{key}", item, left, 1)
+                yield from _tensors(f"{name}[{key!r}]", inside, item, left, depth + 1)
+    elif depth < 1:
+        for key, item, _ in attributes_of(value, 0):
+            yield from _tensors(f"{name}.{key}", "", item, left, 1)
 
 
 def assigned(frame: FrameType, name: str) -> list[int]:
@@ -170,13 +184,11 @@ def syntax_of(code: CodeType) -> list[ast.AST]:
     if code.co_name == "<module>":
         return tree
     functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    own = next(
-        (node for node in tree if isinstance(node, functions) and _first_line(node) == code.co_firstlineno), None
-    )
+    own = next((node for node in tree if isinstance(node, functions) and first_line(node) == code.co_firstlineno), None)
     return [] if own is None else list(ast.walk(own))
 
 
-def _first_line(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
+def first_line(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> int:
     """Where it begins, decorators included, as its code says."""
     return min([function.lineno, *(one.lineno for one in getattr(function, "decorator_list", ()))])
 
@@ -209,10 +221,16 @@ def _counters(tree: list[ast.AST]) -> set[str]:
 
 def syntax_in(file: str) -> list[ast.AST]:
     """The syntax of a whole file; nothing where there is no source."""
+    tree = tree_of(file)
+    return [] if tree is None else list(ast.walk(tree))
+
+
+def tree_of(file: str) -> ast.Module | None:
+    """The syntax of a whole file; None where there is no source."""
     try:
-        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
+        return ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
-        return []
+        return None
 
 
 def frames_from(frame: FrameType | None) -> Iterator[FrameType]:

@@ -10,7 +10,6 @@ from multiback.tracing import places
 from multiback.tracing.walking import NO_NUMBER, Walked
 
 SECOND_TIME = "backward through the graph a second time"
-_FEW = 4
 IN_PLACE = "modified by an inplace operation"
 
 
@@ -118,7 +117,6 @@ def _shape(node: Any) -> tuple[int, ...]:
 
 
 def edits() -> list[tuple[int, str]]:
-    """Lines that change something in place, in the file from which the call came; nothing where they are many."""
+    """Lines that change something in place, in the file from which the call came."""
     frame = next(places.frames_from(places.current()), None)
-    found = list[tuple[int, str]]() if frame is None else places.edited(frame)
-    return found if len(found) <= _FEW else []
+    return [] if frame is None else places.edited(frame)

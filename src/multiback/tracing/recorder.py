@@ -16,7 +16,7 @@ import torch
 from multiback._version import __version__
 from multiback.traces import RUNNING, TRACE_SCHEMA, Place, TraceRecord
 from multiback.tracing.calls import Call
-from multiback.tracing.faults import Faults
+from multiback.tracing.faults import Faults, installed
 from multiback.tracing.findings import judge
 from multiback.tracing.hiding import unseen, untraced
 from multiback.tracing.looks import Looks
@@ -120,14 +120,24 @@ class Recording:
 
     def look(self, frame: FrameType | None) -> float:
         """The main thread is between two bytecodes; gives the seconds that this took, none where others are at work."""
-        began = self._overhead
-        if self._lock.acquire(blocking=False):
+        began, handlers = time.perf_counter(), installed()
+        if not self._lock.acquire(blocking=False):
+            return 0.0
+        try:
+            if not self.active or self._working:
+                return 0.0
+            self._working = True
             try:
-                if not self._working:
-                    self._timed("at a look", self._observer.look, frame)
+                self._observer.look(frame)
+            except Exception as error:
+                self._faults.note("at a look", error, handlers)
             finally:
-                self._lock.release()
-        return self._overhead - began
+                self._working = False
+        finally:
+            self._lock.release()
+        seconds = time.perf_counter() - began
+        self._overhead += seconds
+        return seconds
 
     def _timed(self, where: str, act: Callable[..., None], *given: Any) -> None:
         if self.active:
@@ -143,7 +153,7 @@ class Recording:
         """
         if not self._lock.acquire(timeout=self._patience):
             self._patience /= 2
-            self._faults.note(where, TimeoutError("another thread's call took too long"))
+            self._faults.note(where, RuntimeError("another thread's call took too long"))
             return None
         within, self._working = self._working, True
         try:
@@ -161,6 +171,7 @@ class Recording:
     def forked(self) -> None:
         """In a child: this recording is the parent's, and its lock may be held by a thread that is not here."""
         self.active = False
+        self._looks.stop()
         self._lock = threading.RLock()
 
     def finish(self, ended: str) -> TraceRecord:

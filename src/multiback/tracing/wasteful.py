@@ -131,10 +131,12 @@ def _detached(name: str, kind: str) -> str:
 def _cycle(evidence: Evidence) -> Finding | None:
     held = evidence.sums["bytes"]
     said = (
-        f"backward(create_graph=True) tied parameters to their own gradients: {fmt.counted(evidence.count, 'graph')}, "
+        f"backward(create_graph=True) tied leaves to their own gradients: {fmt.counted(evidence.count, 'graph')}, "
         f"about {fmt.size(int(held))}, are still there after garbage collection."
     )
-    remedy = "Use torch.autograd.grad(..., create_graph=True), or set .grad to None after use."
+    remedy = (
+        "Use torch.autograd.grad(..., create_graph=True), or set .grad of all that it reached, inputs too, to None."
+    )
     return finding(evidence, said, remedy, bytes=held)
 
 

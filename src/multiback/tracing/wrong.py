@@ -4,6 +4,8 @@ from multiback.report import format as fmt
 from multiback.traces import Evidence, Finding, FromEvidence, finding
 from multiback.tracing.wasteful import detaching
 
+_FEW = 4
+
 
 def _freed(evidence: Evidence) -> Finding | None:
     example = evidence.example
@@ -24,6 +26,11 @@ def _freed(evidence: Evidence) -> Finding | None:
         remedy = (
             f"The parameters have changed since: run the forward again, and with it whatever {name} is made from, so "
             "that nothing from before the update is used."
+        )
+    elif example.get("kind") == "grad":
+        remedy = (
+            "Ask for everything in one call, torch.autograd.grad(loss, [a, b]), or give the call that frees the graph "
+            "retain_graph=True."
         )
     else:
         remedy = (
@@ -49,15 +56,18 @@ def _changed(evidence: Evidence) -> Finding | None:
             said,
             f"{detaching(carried)} between steps.",
         )
-    if edits is None:
+    if edits:
+        lines = "; ".join(f"line {number}: {text}" for number, text in edits[:_FEW])
+        more = f", and {fmt.counted(len(edits) - _FEW, 'line')} more" if len(edits) > _FEW else ""
+        said += f" In place is what this file does at {lines}{more}."
+    elif edits is not None:
+        said += " This file shows no line that does so: look where the tensor is made."
+    if edits is None or example.get("names"):
         remedy = (
             "Take all gradients of one forward before the step, or run the forward again after it; for two networks, "
             "detach what one makes before it goes into the other."
         )
         return finding(evidence, said, remedy)
-    if edits:
-        lines = "; ".join(f"line {number}: {text}" for number, text in edits)
-        said += f" In place is what this file does at {lines}."
     return finding(evidence, said, "Write it out of place (x = x + 1 for x += 1, relu for relu_), or change a clone.")
 
 

@@ -46,7 +46,7 @@ class Recording:
         )
 
 
-def start(*, max_steps=None, keep=None):
+def start(*, max_steps=None, keep=None, sample_locals=False):
     if os.environ.get("STAND_IN_BREAKS"):
         raise RuntimeError("the stand-in breaks")
     return Recording(max_steps, keep)
