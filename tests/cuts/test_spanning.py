@@ -165,6 +165,27 @@ def gives_other_shapes(rank):
         mb.cut(model, torch.randn(3, 4), group=distributed.group.WORLD)
 
 
+def meets_leaves_in_another_order(rank):
+    torch.manual_seed(0)
+    one, two = (torch.randn(4, 4, requires_grad=True) for _ in range(2))
+    first, second = (one, two) if rank else (two, one)
+    with pytest.raises(mb.RequestError, match="must run the same parameters on every rank"):
+        mb.cut(lambda given: (given @ first).tanh() @ second, rows()[:6], group=distributed.group.WORLD)
+    cut = mb.cut(lambda given: (given @ one).tanh() @ two, rows()[:6], group=distributed.group.WORLD)
+    cut.value[6 * rank].sum().backward()
+    cut.backward()
+    expected = torch.autograd.grad(2 * ((rows()[:1] @ one).tanh() @ two).sum(), [one, two])
+    close([one.grad, two.grad], expected)
+
+
+def gives_data_with_a_graph(rank):
+    data = rows()[list(own(rank))]
+    if rank:
+        data = nn.Linear(4, 4)(data)
+    with pytest.raises(mb.RequestError, match="data: must have no graph of their own" if rank else "on every rank"):
+        mb.cut(net(), data, group=distributed.group.WORLD)
+
+
 @pytest.mark.parametrize(
     "check",
     [
@@ -174,6 +195,8 @@ def gives_other_shapes(rank):
         leaves_the_block_on_one_rank,
         has_no_loss,
         gives_other_shapes,
+        meets_leaves_in_another_order,
+        gives_data_with_a_graph,
     ],
     ids=lambda check: check.__name__,
 )

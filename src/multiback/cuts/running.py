@@ -1,6 +1,6 @@
 """Runs rows of a batch again with a graph: the rows asked for by themselves where that is exact, else the batch."""
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +55,7 @@ class Runner:
 
     def __init__(self, inferred: Inferred) -> None:
         self._inferred = inferred
-        self._misfits = 0
+        self._misfits, self._singles_differ = 0, False
         self._scales = [_Scale(value, self._tolerance(value)) for value in inferred.values]
 
     @contextmanager
@@ -69,10 +69,10 @@ class Runner:
             with self._from_graph(batch, batch.kept) as run:
                 yield run
             return
-        if alone:
-            group = self._read(rows.tolist())
+        for some in self._groups(rows, batch) if alone else ():
+            group = self._read(some.tolist())
             with found.model.again(None, batch.replayed, tried=True) as call:
-                run = self._by_themselves(call, group, rows, batch)
+                run = self._by_themselves(call, group, some, batch)
                 if run is not None:
                     yield run
                     return
@@ -82,6 +82,14 @@ class Runner:
             run = self._again(call, group, torch.arange(batch.start, batch.stop, device="cpu"))
             self._check(run.outputs, batch.rows)
             yield replace(run, apart=batch.apart and not found.coupling)
+
+    def _groups(self, rows: Tensor, batch: Batch) -> Iterator[Tensor]:
+        """The rows; and where one row takes other operations than several, as in recurrent layers, it and another."""
+        if len(rows) > 1 or not self._singles_differ:
+            yield rows
+        if len(rows) == 1 and self._singles_differ and not self._inferred.together:
+            first = min(int(rows[0]), batch.stop - 2)
+            yield torch.arange(first, first + 2, device="cpu")
 
     @contextmanager
     def _from_graph(self, batch: Batch, kept: Kept) -> Generator[Run]:
@@ -134,6 +142,9 @@ class Runner:
             return None
         if batch.form is not None and batch.form.is_of(run.nodes, count):
             return replace(run, apart=True)
+        if count == 1 and len(batch.rows) > 2 and not self._singles_differ:
+            self._singles_differ = True  # perhaps, and two rows do not
+            return None
         self._misfits += 1
         if self._misfits >= _MOST_MISFITS:
             self._inferred.together = "operations or constants that are others for some rows than for their batch"
