@@ -136,7 +136,59 @@ def in_a_closure(net, kept):
     return values
 
 
+def in_sums_by_name(net, kept):
+    sums = collections.defaultdict(float)
+    for loss in losses_of(net):
+        sums["loss"] += kept(loss)  # HERE in_sums_by_name
+
+
+def in_a_namespace(net, kept):
+    state = SimpleNamespace(total=0.0)
+    for loss in losses_of(net):
+        state.total += kept(loss)  # HERE in_a_namespace
+
+
+def by_places_in_a_table(net, kept):
+    table = collections.OrderedDict()
+    for number, loss in enumerate(losses_of(net)):
+        table[0, number] = kept(loss)  # HERE by_places_in_a_table
+
+
+def beside_others_of_the_name(net, kept):
+    losses, meter, other = [], Meter(), ValueMeter()
+
+    def unlike():
+        losses = []
+        losses.append(net(torch.ones(4, 6)).sum().item())
+        return losses
+
+    for loss in losses_of(net):
+        losses.append(kept(loss))  # HERE beside_others_of_the_name
+        other.update(loss)
+    unlike()
+    meter.sum += 1
+
+
+def while_in_eval_mode(net, kept):
+    total = 0
+    net.eval()
+    for loss in losses_of(net):
+        total += kept(loss)  # HERE while_in_eval_mode
+    net.train()
+
+
+class ValueMeter:
+    def __init__(self):
+        self.sum = 0.0
+
+    def update(self, value):
+        self.sum += value.item()
+
+
 HOARDS = {
+    in_sums_by_name: ("in_sums_by_name", "sums['loss']"), in_a_namespace: ("in_a_namespace", "state.total"),
+    by_places_in_a_table: ("by_places_in_a_table", "table"), while_in_eval_mode: ("while_in_eval_mode", "total"),
+    beside_others_of_the_name: ("beside_others_of_the_name", "losses"),
     summed: ("summed", "total"), summed_anew: ("summed_anew", "total"), listed: ("listed", "values"),
     listed_with_others: ("listed_with_others", "rows"), by_step: ("by_step", "values"),
     in_a_dict_of_lists: ("in_a_dict_of_lists", "values['loss']"), written_into: ("written_into", "values"),
@@ -257,6 +309,67 @@ def windowed_by_step(net):
         last.pop(number - 6, None)
 
 
+def written_out(net):
+    """Losses that are written out and begun anew now and then, and averaged by step."""
+    pending, step = [], []
+    for number, loss in enumerate(losses_of(net)):
+        pending.append(loss)
+        step = [loss] if number % 6 == 0 else [*step, loss]
+        if len(pending) == 9:
+            pending.clear()
+
+
+def popped(net):
+    """The last twenty, by append and pop."""
+    last = []
+    for loss in losses_of(net):
+        last.append(loss)
+        if len(last) > 20:
+            last.pop(0)
+
+
+def freed_below(net):
+    """Losses of a head on a trunk that its own loss has been through, gone through later for the head."""
+    head, auxiliary = nn.Linear(1, 1), []
+    for _ in range(STEPS):
+        output = net(torch.randn(4, 6))
+        auxiliary.append(head(output).square().mean())
+        output.square().mean().backward()
+    torch.autograd.grad(sum(auxiliary), head.parameters())
+
+
+def in_a_learner(net):
+    """An episode that another thread goes through."""
+    episode = []
+    for loss in losses_of(net):
+        episode.append(net(torch.randn(1, 6)).mean())
+        del loss
+    thread = threading.Thread(target=lambda: torch.stack(episode).mean().backward())
+    thread.start()
+    thread.join()
+
+
+def added_at_the_common_line(net):
+    """Auxiliary losses that wait long, and then go into a loss of the common line."""
+    waiting = torch.zeros(())
+    for number in range(3 * STEPS):
+        waiting = waiting + net(torch.randn(1, 6)).mean()
+        loss = net(torch.randn(4, 6)).square().mean()
+        if number == 3 * STEPS - 1:
+            loss = loss + waiting
+        loss.backward()
+
+
+def by_the_engine_itself(net):
+    """A sum that the engine is asked to go through by another name."""
+    waiting = torch.zeros(())
+    for loss in losses_of(net):
+        waiting = waiting + net(torch.randn(1, 6)).mean()
+        del loss
+    engine = torch.autograd.Variable._execution_engine
+    engine.run_backward((waiting,), (torch.ones(()),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
 def carried(net):
     """A state that is detached at every step, and a graph that all steps share."""
     state, shared = torch.zeros(4, 1), net(torch.randn(4, 6))
@@ -290,7 +403,21 @@ def gone_elsewhere(net):
 
 @pytest.mark.parametrize(
     "program",
-    [policy, meta, windowed, windowed_by_step, carried, accumulated, gone_elsewhere],
+    [
+        policy,
+        meta,
+        windowed,
+        windowed_by_step,
+        written_out,
+        popped,
+        freed_below,
+        in_a_learner,
+        added_at_the_common_line,
+        by_the_engine_itself,
+        carried,
+        accumulated,
+        gone_elsewhere,
+    ],
     ids=lambda p: p.__name__,
 )
 def test_what_is_gone_through_or_does_not_grow_is_no_hoard(net, program):
@@ -413,3 +540,192 @@ def test_a_validation_that_keeps_every_graph_is_seen_without_any_backward(tmp_pa
     line = next(number for number, text in enumerate(program.read_text().splitlines(), 1) if "# HERE" in text)
     assert [(one.code, one.place.line) for one in found.findings] == ([("growing-graph", line)] if grad else [])
     assert ("What to do: nothing" in done.stderr) != grad
+
+
+# ---- that looks change nothing -----------------------------------------------------------------
+
+
+def looked_at(seconds=0.6, busy=None):
+    """Looks at this function's caller for a while; how many there were, and what the caller's names held after it."""
+    import time
+
+    begun, count = time.monotonic(), 0
+    while time.monotonic() - begun < seconds:
+        count += 1
+        if busy is not None:
+            busy()
+    return count
+
+
+@pytest.mark.parametrize("how", ["settrace", "setprofile"])
+def test_names_of_a_function_that_is_traced_or_profiled_stay(how, net):
+    import time
+
+    def spend(_frame, _event, _given):
+        time.sleep(0.002)
+
+    def program():
+        total, until = 0, time.monotonic() + 0.8
+        while time.monotonic() < until:
+            total += len(str(total))
+        return total > 0 and until > 0
+
+    before = sys.gettrace() if how == "settrace" else sys.getprofile()
+    with mb.trace(sample_locals=True) as traced:
+        getattr(sys, how)(spend)
+        try:
+            done = program()
+        finally:
+            getattr(sys, how)(before)
+    assert done
+    assert traced.record.faults == []
+
+
+def test_a_time_limit_that_takes_its_handler_away_is_not_lost_in_a_look():
+    big = {number: number for number in range(1000)}
+
+    def on_alarm(_number, _frame):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        raise TimeoutError
+
+    def look(frame):
+        os.kill(os.getpid(), signal.SIGALRM)
+        return 0.0 * len(big) if frame else 0.0
+
+    with mb.trace(sample_locals=True) as traced:
+        recording = traced._recording
+        observer, recording._observer.look = recording._observer, look
+        signal.signal(signal.SIGALRM, on_alarm)
+        with pytest.raises(TimeoutError):
+            looked_at(5)
+        del observer.look
+    assert traced.record.faults == []
+
+
+def test_a_look_close_to_the_limit_of_recursion_is_given_up():
+    def deep():
+        try:
+            return deep()
+        except RecursionError:
+            return looked_at(0.5)
+
+    with mb.trace(sample_locals=True):
+        assert deep() > 0
+
+
+def test_a_view_whose_base_was_written_to_is_not_asked_for_its_node():
+    from multiback.tracing.places import maker_of
+
+    base = torch.ones(3, requires_grad=True) * 2
+    view, apart = base[:], base * 1
+    assert maker_of(view) is view.grad_fn
+    base.mul_(3)
+    assert maker_of(view) is None
+    assert maker_of(apart) is apart.grad_fn
+
+
+def test_code_that_shows_locals_is_left_alone_and_a_method_of_that_name_is_not():
+    from multiback.tracing.places import LOCALS_APART, may_look
+
+    def shows():
+        return locals()
+
+    def shows_frames():
+        return sys._getframe().f_locals
+
+    def evaluates(model):
+        return model.eval()
+
+    assert may_look(evaluates.__code__)
+    assert may_look(shows.__code__) == may_look(shows_frames.__code__) == LOCALS_APART
+
+
+def test_looking_runs_no_code_of_the_program(net):
+    ran = []
+
+    class Meta(type):
+        def __eq__(cls, other):
+            ran.append("metaclass eq")
+            return type.__eq__(cls, other)
+
+        def __hash__(cls):
+            ran.append("metaclass hash")
+            return type.__hash__(cls)
+
+    class Odd(metaclass=Meta):
+        @property
+        def __dict__(self):
+            ran.append("dict")
+            return {}
+
+        def __getattribute__(self, name):
+            ran.append(name)
+            return object.__getattribute__(self, name)
+
+    class Key:
+        def __hash__(self):
+            return 1
+
+        def __eq__(self, other):
+            ran.append("key eq")
+            return self is other
+
+    class Own(torch.Tensor):
+        @property
+        def grad_fn(self):
+            ran.append("grad_fn")
+            return None
+
+    held = [Odd(), {Key(): Odd(), 1: Odd()}, torch.ones(2).as_subclass(Own), (Odd(),)]
+    ran.clear()
+    with mb.trace(sample_locals=True) as traced:
+        summed(net, torch.Tensor.detach)
+    assert ran == []
+    assert traced.record.faults == []
+    assert len(held) == 4
+
+
+def test_a_class_that_was_looked_at_can_go(net):
+    import gc
+    import weakref
+
+    def program():
+        class Local:
+            def __init__(self):
+                self.total = 0.0
+
+        one = Local()
+        for loss in losses_of(net):
+            one.total += loss
+        return weakref.ref(Local), weakref.ref(one)
+
+    with mb.trace(sample_locals=True) as traced:
+        refs = program()
+    del traced
+    gc.collect()
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_names_that_have_gone_make_room(net, monkeypatch):
+    monkeypatch.setattr(hoarding, "_MOST_NAMES", 64)
+    with mb.trace(sample_locals=True) as traced:
+        for number in range(20):
+            table = {f"request {number} {part}": torch.ones(2, requires_grad=True) * 2 for part in range(20)}
+            net(torch.randn(2, 6)).sum().backward()
+        del table
+        summed(net, lambda loss: loss)
+    assert [one.place.line for one in growing(traced)] == [line_of("summed")]
+
+
+def test_every_call_that_adds_to_a_grad_counts_however_many_heads_there_are(net):
+    heads = nn.ModuleList(nn.Linear(1, 1) for _ in range(4))
+    optimizer = torch.optim.SGD([*net.parameters(), *heads.parameters()], 1e-3)
+    with mb.trace() as traced:
+        for _ in range(50):
+            optimizer.zero_grad()
+            output = net(torch.randn(4, 6))
+            for head in heads:
+                head(output).square().mean().backward(retain_graph=True)
+            optimizer.step()
+    (site,) = traced.sites
+    assert (site.calls, site.accumulating_calls) == (200, 150)
