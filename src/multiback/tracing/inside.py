@@ -70,8 +70,8 @@ def trace(*, sample_locals: bool = False) -> Generator[Trace]:
     -----
     No graph is kept alive. A walk of the graph for the first three calls of each place, and as long as
     a kept graph lives; else as one hundredth of the time allows. Nothing stays patched afterwards.
-    What a compiled function does inside its backward is not seen. `sample_locals` takes another hundredth
-    of the time, a thread, and the handler of a real-time signal that the program does not use; in a block
+    What a compiled function does inside its backward is not seen. `sample_locals` takes another fiftieth of
+    the time, a thread, and the handler of a real-time signal that the program does not use; in a block
     outside the main thread, and where there is none, it looks at calls alone.
 
     Examples

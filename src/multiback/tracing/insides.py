@@ -1,6 +1,5 @@
 """What objects of the program hold, seen without running any of its code, and which files and classes are its own."""
 
-import argparse
 import os
 import sys
 import sysconfig
@@ -17,7 +16,6 @@ OWN = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch._
 _LIBRARY = ("<frozen", sysconfig.get_paths()["stdlib"] + os.sep)
 _INSTALLED = ("site-packages", "dist-packages")
 DICTS = (dict, OrderedDict, defaultdict, Counter)
-_NAMESPACES = (SimpleNamespace, argparse.Namespace)
 _MODULES_OWN = frozenset(torch.nn.Module().__dict__)
 _DICT_OF_MODULE: Any = type(sys).__dict__["__dict__"]
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType)
@@ -44,7 +42,7 @@ def attributes_of(value: Any, depth: int) -> Iterator[tuple[str, Any, int]]:
     """
     kind = type(value)
     is_module, own = issubclass(kind, torch.nn.Module), is_of_program(kind)
-    found = _state_of(value) if is_module or own or is_any(kind, _NAMESPACES) else None
+    found = _state_of(value) if is_module or own or kind is SimpleNamespace else None
     if found is None:
         return
     if is_module:
