@@ -15,10 +15,10 @@ from torch import nn
 
 import multiback as mb
 from multiback import traces
-from multiback.tracing import hoarding, looks
+from multiback.tracing import hoarding, looks, observer
 from zoo import one_thread
 
-STEPS = 40
+STEPS = 24
 EARLIER: list[torch.Tensor] = []
 
 
@@ -29,8 +29,10 @@ def _single_thread():
 
 
 @pytest.fixture(autouse=True)
-def _little_is_worth_a_word(monkeypatch):
+def _every_call_is_looked_at_and_little_is_worth_a_word(monkeypatch):
     monkeypatch.setattr(hoarding, "_LEAST_BYTES", 2**14)
+    monkeypatch.setattr(observer, "_LOOKING_FREELY", float("inf"))  # however slow the machine
+    monkeypatch.setattr(observer, "_LOOKED_AT_CALLS", 10 * STEPS)
     EARLIER.clear()
 
 
@@ -320,11 +322,11 @@ def written_out(net):
 
 
 def popped(net):
-    """The last twenty, by append and pop."""
+    """The last twelve, by append and pop."""
     last = []
     for loss in losses_of(net):
         last.append(loss)
-        if len(last) > 20:
+        if len(last) > 12:
             last.pop(0)
 
 

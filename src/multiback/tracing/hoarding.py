@@ -19,7 +19,7 @@ from multiback.tracing.holders import Holder, holders_from
 from multiback.tracing.places import kind_of, maker_of
 from multiback.tracing.walking import NO_NUMBER, saved_bytes, walk
 
-_FEWEST_RISES = 4  # of a name before it is judged; twice that where nothing has been through its graphs
+_FEWEST_RISES = 4  # before a tensor is judged; twice that for lists, and for what nothing has been through
 _SURE_RISES = 32  # of a list or dict; a shorter one may turn out to hold the last few alone
 _LEAST_BYTES = 2**20  # that are worth a word
 _BYTES_OF_NODE = 1100  # that stay of one whose saved tensors are freed; resident memory, torch 2.13 on CPU
@@ -146,7 +146,8 @@ class Hoards:
         newest, items = walk([node], most=_NODES_MEASURED), max(hoard.length, 1)
         size = items * (saved_bytes(newest) + _BYTES_OF_NODE * newest.count)
         hoard.is_freed = _is_freed(old)
-        if size < _LEAST_BYTES or (not hoard.is_freed and hoard.rises == _FEWEST_RISES):
+        is_early = hoard.rises == _FEWEST_RISES and (hoard.length or not hoard.is_freed)
+        if size < _LEAST_BYTES or is_early:
             return
         if hoard.evidence is None:
             place, text = adding_place(held)

@@ -8,8 +8,8 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from functools import lru_cache
-from types import CodeType, FrameType
+from functools import lru_cache, partial
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -116,9 +116,17 @@ def may_look(code: CodeType) -> bool:
 
 
 def is_traced_by_python() -> bool:
-    """Whether a trace or profile function may be running whose caller writes a function's locals back after it."""
+    """Whether a trace or profile function may be running whose caller writes a function's locals back after it.
+
+    So it is of those written in Python, not of coverage's or a profiler's own.
+    """
     tracers = (sys.gettrace(), sys.getprofile())
-    return not LOCALS_APART and any(one is not None and type(one).__module__ != "coverage.tracer" for one in tracers)
+    return not LOCALS_APART and any(_is_written_in_python(one) for one in tracers)
+
+
+def _is_written_in_python(tracer: Any) -> bool:
+    called = inspect.getattr_static(type(tracer), "__call__", None)
+    return isinstance(tracer, (FunctionType, MethodType, partial)) or isinstance(called, FunctionType)
 
 
 def maker_of(tensor: torch.Tensor) -> Any:
