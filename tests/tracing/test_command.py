@@ -36,6 +36,7 @@ def test_what_follows_the_program_is_the_program_s(typed, program, module, steps
         ["trace", "--bogus", "x.py"],
         ["trace", "--max-steps", "x", "a.py"],
         ["trace", "--output=", "a.py"],
+        ["trace", "--output", "-", __file__],
         ["explain"],
         ["show"],
         ["nonsense"],

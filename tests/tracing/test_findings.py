@@ -343,12 +343,51 @@ def test_an_edit_in_place_is_looked_for_in_the_file(net, monkeypatch):
         gate.add_(1)
         return gate.sum()
 
-    monkeypatch.setattr("multiback.tracing.postmortem._FEW", 100)  # this file has some more
+    monkeypatch.setattr("multiback.tracing.wrong._FEW", 100)  # this file has some more
     with mb.trace() as traced, pytest.raises(RuntimeError, match="inplace"):
         gated().backward()
     found = the(traced, "changed-in-place")
     assert "gate.add_(1)" in found.said
     assert found.remedy.startswith("Write it out of place")
+
+
+def test_a_parameter_that_is_updated_by_hand_is_named_with_the_lines_that_may_have_done_it(net):
+    def by_hand():
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(0.9)
+
+    loss = net(rows()).square().sum()
+    by_hand()
+    with mb.trace() as traced, pytest.raises(RuntimeError, match="inplace"):
+        loss.backward()
+    found = the(traced, "changed-in-place")
+    assert found.said.startswith('parameter "')
+    assert "parameter.mul_(0.9)" in found.said
+    assert "run the forward again" in found.remedy
+
+
+def test_a_second_grad_on_one_loss_is_to_be_asked_for_with_the_first(net):
+    with mb.trace() as traced:
+        loss = net(rows()).square().sum()
+        torch.autograd.grad(loss, net[0].weight)
+        with pytest.raises(RuntimeError, match="second time"):
+            torch.autograd.grad(loss, net[2].weight)
+    assert the(traced, "freed-graph").remedy.startswith("Ask for everything in one call, torch.autograd.grad")
+
+
+def test_what_a_module_or_an_object_carries_over_is_named_with_an_edit_that_works(net):
+    class Holder:
+        state = None
+
+    holder, layer = Holder(), nn.Linear(4, 4)
+    holder.state = (torch.zeros(6, 4), torch.zeros(6, 4))
+    with mb.trace() as traced:
+        for _ in range(8):
+            holder.state = (layer(holder.state[0] + rows()), holder.state[1])
+            holder.state[0].square().mean().backward(retain_graph=True)
+    remedy = the(traced, "growing-graph").remedy
+    assert "holder.state = tuple(one.detach() for one in holder.state)" in remedy
 
 
 def test_the_error_comes_first_and_what_explains_others_stands_alone():
