@@ -108,8 +108,9 @@ class Model:
             attributes.restore()
             self.undo()
             raise
-        self._outset[1].take_over(held.only(held.changed()))
-        self._written.update(dict.fromkeys(held.changed()))
+        changed = held.changed()
+        self._outset[1].take_over(held.only(changed))
+        self._written.update(dict.fromkeys(changed))
         self._written.update(dict.fromkeys(buffer for buffer, version in versions if buffer.version != version))
         self._fresh.clear()
         drawn = not random.same_as(Randomness.read())
