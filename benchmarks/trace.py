@@ -48,7 +48,9 @@ class Recorded:
 
     def __call__(self) -> Answer:
         """Take the step."""
-        self._recording._begun += time.perf_counter() - self._stopped  # time outside affords no walks
+        outside = time.perf_counter() - self._stopped  # which affords neither walks nor looks
+        self._recording._begun += outside
+        self._recording._looks._begun += outside
         self._recording.active = True
         try:
             return self._step()
