@@ -4,7 +4,8 @@ import functools
 import heapq
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -153,17 +154,20 @@ def leaves_of(tensors: Iterable[Tensor]) -> list[Tensor]:
 def reaches(tensors: Iterable[Tensor], wanted: Iterable[Tensor]) -> bool:
     """Whether the graph behind `tensors` leads to any of those wanted; ends with the first that is met."""
     nodes = {torch.autograd.graph.get_gradient_edge(tensor).node for tensor in wanted}
-    pending = roots_of(tensors)
+    return any(node in nodes for node in nearest_first(roots_of(tensors)))
+
+
+def nearest_first(roots: Iterable[Node]) -> Iterator[Node]:
+    """Every node reachable from `roots`, each once, fewest steps away first; no further than it is asked."""
+    pending = deque(dict.fromkeys(roots))
     seen = set(pending)
     while pending:
-        node = pending.pop()
-        if node in nodes:
-            return True
+        node = pending.popleft()
+        yield node
         for child, _ in node.next_functions:
             if child is not None and child not in seen:
                 seen.add(child)
                 pending.append(child)
-    return False
 
 
 def leaf_of(node: Node) -> Tensor | None:

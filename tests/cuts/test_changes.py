@@ -17,12 +17,6 @@ ROWS, WIDTH = 12, 4
 
 
 @pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-@pytest.fixture
 def data():
     return torch.randn(ROWS, WIDTH)
 

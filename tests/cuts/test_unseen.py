@@ -19,12 +19,6 @@ KEEPS = ("recompute", "graph", "auto")
 
 
 @pytest.fixture
-def net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-@pytest.fixture
 def data():
     torch.manual_seed(1)
     return torch.randn(ROWS, WIDTH)

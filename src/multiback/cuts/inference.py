@@ -77,7 +77,7 @@ def infer(model: Model, source: Source, move: Callable[[Any], Any], options: Opt
             inputs, (output, random, replayed) = _run(model, given)
             batch = Batch(*bounds[number], random, replayed)
             if found is None:
-                found = _decided(model, source, prints, move, options, output, inputs, len(range(*bounds[number])))
+                found = _decided(model, source, prints, move, options, output, inputs, len(batch.rows))
             _store(found.output, output, batch)
             found.batches.append(batch)
             kept = _kept(found, batch, output, inputs, begun)

@@ -5,15 +5,14 @@ import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from multiback.cuts import fingerprints
 from multiback.cuts.fingerprints import Fingerprints
+from multiback.cuts.globally import hearing_of_hooks, plain_attention
 from multiback.cuts.naming import modules_of, name_of, runs_compiled
 from multiback.errors import OptionError, StaleForwardError
 from multiback.nested import called, map_tensors
@@ -62,7 +61,6 @@ class Model:
         self._outset: tuple[Randomness, BufferValues, Attributes] | None = None
         self._attributes: Attributes | None = None
         self.leaves: list[Tensor] = []
-        self._names: list[str] = []
         self.needs_copy = self.hooks_tensors = False
         for module in modules_of(call):
             self._meet(module, BufferValues())
@@ -101,7 +99,7 @@ class Model:
         if self._outset is None:
             self._outset = random, BufferValues(), attributes
         try:
-            with torch.enable_grad(), _PLAIN_ATTENTION.in_force(), self._meeting(held):
+            with torch.enable_grad(), plain_attention(), self._meeting(held):
                 output = called(self._call, self._given(data))
         except BaseException:
             held.restore()
@@ -135,13 +133,15 @@ class Model:
         if runs_compiled(self._call):  # whose code such a hook would break up
             yield
             return
+
+        def tell() -> None:
+            self.hooks_tensors = True
+
         handle = nn.modules.module.register_module_forward_pre_hook(meet)
-        outer, _HEARING.model = getattr(_HEARING, "model", None), self
         try:
-            with _HOOKS_HEARD.in_force():
+            with hearing_of_hooks(tell):
                 yield
         finally:
-            _HEARING.model = outer
             handle.remove()
 
     def _given(self, data: Any) -> Any:
@@ -168,15 +168,15 @@ class Model:
                 self._unwritten.append((buffer, tensor))
                 named.setdefault(id(tensor), (lambda buffer=buffer: f'buffer "{buffer.name}"', tensor))
         self.leaves = [tensor for _, tensor in named.values() if tensor.requires_grad and tensor.is_leaf]
-        places = {id(tensor): name for _, _, tensor, name, _ in self._places}
-        self._names = [places.get(id(leaf), "") for leaf in self.leaves]
         self._before = Fingerprints(list(named.values()))
         self._attributes = Attributes(self._modules)
 
     def described_leaves(self) -> list[tuple[str, list[int], str, int | None]]:
         """Of every leaf its name in a module, or else a fingerprint of its values; its shape and dtype."""
+        names = {id(tensor): name for _, _, tensor, name, _ in self._places}
         found = []
-        for name, leaf in zip(self._names, self.leaves, strict=True):
+        for leaf in self.leaves:
+            name = names.get(id(leaf), "")
             value = None if name else fingerprints.of_tensor(leaf)
             found.append((name, list(leaf.shape), str(leaf.dtype), None if value is None else int(value)))
         return found
@@ -266,58 +266,8 @@ class Model:
                 found.update(those)
 
     def _run(self, data: Any) -> Any:
-        with torch.enable_grad(), self._autocast.replayed(), _PLAIN_ATTENTION.in_force():
+        with torch.enable_grad(), self._autocast.replayed(), plain_attention():
             return called(self._call, self._given(data))
-
-
-class _Change:
-    """A change to torch's global state, in force while a thread needs it; `make` makes it and gives what undoes it."""
-
-    def __init__(self, make: Callable[[], Callable[[], object]]) -> None:
-        self._make = make
-        self._undo: Callable[[], object] = make
-        self._lock, self._count = threading.Lock(), 0
-
-    @contextmanager
-    def in_force(self) -> Generator[None]:
-        """Made by the first who needs it, undone by the last."""
-        with self._lock:
-            if not self._count:
-                self._undo = self._make()
-            self._count += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._count -= 1
-                if not self._count:
-                    self._undo()
-
-
-def _without_fast_path() -> Callable[[], object]:
-    """Without the attention fast path, which is taken under no_grad alone and leaves padded rows zero."""
-    found = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    return partial(torch.backends.mha.set_fastpath_enabled, found)
-
-
-def _hear_of_hooks() -> Callable[[], object]:
-    """Tell the model that this thread runs of hooks that are put on tensors."""
-    register = torch.Tensor.register_hook
-
-    def registered(tensor: Tensor, hook: Any) -> Any:
-        model = getattr(_HEARING, "model", None)
-        if model is not None:
-            model.hooks_tensors = True
-        return register(tensor, hook)
-
-    patch = mock.patch.object(torch.Tensor, "register_hook", registered)
-    patch.start()
-    return patch.stop
-
-
-_PLAIN_ATTENTION, _HOOKS_HEARD = _Change(_without_fast_path), _Change(_hear_of_hooks)
-_HEARING = threading.local()
 
 
 def _is_one(one: tuple[str, object], other: tuple[str, object]) -> bool:

@@ -69,7 +69,7 @@ class Hoards:
         self._used: set[_Key] = set()  # names of which a backward has been through what they held
         self._longest: dict[_Key, int] = {}  # what a list or dict held before it was begun anew
         self._ended: list[tuple[_Key, _Hoard]] = []  # of names that hold something else by now
-        self._handles: deque[RemovableHandle] = deque(maxlen=_MOST_HANDLES)
+        self._handles: deque[RemovableHandle] = deque()
         self._looks = self._steps = 0
 
     def look(self, frame: FrameType | None, thread: int, see: See) -> None:
@@ -106,6 +106,8 @@ class Hoards:
             return
         before.rises += 1
         if before.rises >= _FEWEST_RISES:
+            if len(self._handles) == _MOST_HANDLES:
+                self._handles.popleft().remove()
             self._handles.append(node.register_prehook(before.use))
             if not before.rises & (before.rises - 1):  # 4, 8, 16 ...
                 with unseen():
@@ -117,8 +119,10 @@ class Hoards:
         UNKNOWN where that cannot be told.
         """
         if insides.is_plain_tensor(type(value)):
-            if before.length or self._steps <= 0:
-                return UNKNOWN if self._steps <= 0 else None
+            if before.length:
+                return None
+            if self._steps <= 0:
+                return UNKNOWN
             found, steps = _way_back(node, before.number)
             self._steps -= steps
             return found
@@ -134,11 +138,11 @@ class Hoards:
         gone = self._hoards.pop(key, None)
         if gone is None:
             return
-        if gone.is_used:
+        if gone.is_used and len(self._used) < _MOST_NAMES:
             self._used.add(key)
-        if gone.length:
+        if gone.length and (key in self._longest or len(self._longest) < _MOST_NAMES):
             self._longest[key] = max(gone.length, length, self._longest.get(key, 0))
-        elif gone.evidence is not None and len(self._ended) < _MOST_NAMES:
+        elif not gone.length and gone.evidence is not None and len(self._ended) < _MOST_NAMES:
             self._ended.append((key, gone))
 
     def _judge(self, key: _Key, held: Holder, hoard: _Hoard, node: Any, old: Any, see: See) -> None:
@@ -233,14 +237,5 @@ def _number(node: Any) -> int:
 
 def _is_freed(root: Any) -> bool:
     """Whether a backward from a node has freed what it saved: by the nearest that has saved anything."""
-    waiting, seen = deque([root]), {root}
-    while waiting and len(seen) < _NODES_JUDGED:
-        node = waiting.popleft()
-        state = graph.freed_state(node)
-        if state is not None:
-            return state
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                waiting.append(child)
-    return False
+    states = map(graph.freed_state, islice(graph.nearest_first([root]), _NODES_JUDGED))
+    return next((state for state in states if state is not None), False)
